@@ -1,4 +1,4 @@
-// One item of each of up to four tables, 1 to 16 bytes long, which Numba cannot read by address.
+// One item of each of up to four tables, 1 to 16 bytes long, which Numba cannot read by address; numbers with a shift.
 //
 // Called from pyg_direct/kernels/rows/gather.py, by Numba's calling convention (see rows.cu).
 
@@ -48,5 +48,12 @@ extern "C" __device__ int copy_items(int *, long long to, long long from, u64 ta
     for (int k = 0; k < 4; ++k) {
         if (out[k]) store_item(out[k] + (to << bits[k]), bits[k], item[k]);
     }
+    return 0;
+}
+
+// Writes number `from` of a table plus `shift` to number `to` of `out`; a table at 0 holds zeros.
+extern "C" __device__ int shift_number(int *, u64 out, long long to, u64 table, long long from, long long shift)
+{
+    at<long long>(out)[to] = (table ? at<const long long>(table)[from] : 0) + shift;
     return 0;
 }

@@ -32,6 +32,9 @@ using std::max;
 using std::min;
 struct uint4 { unsigned x, y, z, w; };
 struct float4 { float x, y, z, w; };
+struct uint2 { unsigned x, y; };
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static inline void *__cvta_global_to_generic(unsigned long long address) { return (void *)address; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline float __uint_as_float(unsigned bits) { return BITS(float, bits); }
@@ -81,7 +84,7 @@ def load(names, folder):
     items = (source_folder() / "items.cuh").read_text().replace("#pragma once", "")
     for ptx, plain in _PTX.items():
         items = re.sub(ptx, plain, items)
-    parts = [f"namespace {name} {{\n{(source_folder() / f'{name}.cu').read_text()}\n}}" for name in names]
+    parts = [f"namespace of_{name} {{\n{(source_folder() / f'{name}.cu').read_text()}\n}}" for name in names]
     text = _CUDA + items + "\n".join(part.replace('#include "items.cuh"', "") for part in parts)
     (folder / "all.cpp").write_text(text)
     command = "g++ -std=c++20 -O1 -shared -fPIC -w -o all.so all.cpp -lpthread"

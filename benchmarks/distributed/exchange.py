@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch_geometric.data import Data
 
-from benchmarks.distributed.scale_model import HOSTS, model_scaling
+from benchmarks.distributed.scale_model import HOSTS, find_contention, model_scaling
 from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
@@ -25,6 +26,7 @@ from pyg_direct.graph.metis import assign_by_metis
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.formation import stay_on_host
+from pyg_direct.runtime.cuda.launch import on_raw_stream
 
 FANOUTS, BATCH = [15, 10, 5], 512
 # Seeds of a batch whose parts are exchanged.
@@ -34,6 +36,10 @@ _BATCHES, _EXCHANGES = 12, 20
 # measure how an epoch begins and ends.
 _MORE_BATCHES = {"cpu": 48, "cuda": 480}
 _BIG = 1 << 22
+# Bytes a pair of NCCL's exchanges, and runs of several of them.
+_SEGMENTS, _RUNS = (1 << 18, 1 << 24), 5
+# Batches of foresight.
+_AHEAD = 16
 
 
 def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list[int]) -> Iterator[Row]:
@@ -80,16 +86,25 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         yield Row.of(case, "ids and edges sent a batch", "KB", [result["other_bytes"] / 1e3])
         yield Row.of(case, "row bytes with copies of 20 %", "KB", [result["kept_bytes"] / 1e3],
                      result["least_bytes"] / 1e3, "distinct rows of other parts")  # fmt: skip
+        if "planned_bytes" in result:
+            yield from describe_ahead(result, case)
         yield Row.of(case, "loading hidden by prefetching", "%", [100 * result["hidden"]],
                      note="behind steps that take 1.3 times as long and leave the processors free")  # fmt: skip
         yield Row.of(case, "exchange of nothing", "us", [1e6 * t for t in result["empty"]])
         yield Row.of(case, "exchange of 4 MiB with each", "GB/s", [v / 1e9 for v in result["bandwidth"]])
+        if "segment_seconds" in result:
+            yield Row.of(
+                case, "NCCL's all-to-all of 256 KiB a pair", "us", [1e6 * t for t in result["segment_seconds"]]
+            )
+            yield Row.of(case, "NCCL's all-to-all of 16 MiB a pair", "GB/s", [v / 1e9 for v in result["segment_rate"]],
+                         note="out of each GPU, without the time of a small one")  # fmt: skip
     cut = measure_cut(graph.edge_index, graph.num_nodes, HOSTS[1:])
     yield from describe_cut(cut, name)
     if 1 in found and len(found) > 1:
         yield from model_scaling(
             found, f"distributed/{name}/{device}", cut=cut,
-            crowding=lambda count: max(1.0, count * threads / cores) if device == "cpu" else 1.0)  # fmt: skip
+            crowding=lambda count: max(1.0, count * threads / cores) if device == "cpu" else 1.0,
+            contention=lambda count: find_contention(found, count) if device == "cpu" else None)  # fmt: skip
 
 
 def _describe_whole(found: Mapping[int, Mapping[str, Any]], count: int, case: str) -> Iterator[Row]:
@@ -105,6 +120,13 @@ def _describe_whole(found: Mapping[int, Mapping[str, Any]], count: int, case: st
                      [median(result["whole"]) / median(found[1]["whole"])])  # fmt: skip
         yield Row.of(case, "share of the graph that a process has", "%",
                      [100 * result["held"] / found[1]["held"]], 100 / count, "an equal share")  # fmt: skip
+
+
+def describe_ahead(result: Mapping[str, Any], case: str) -> Iterator[Row]:
+    """Describe the result of `measure_ahead`."""
+    yield Row.of(case, f"row bytes, rows of {_AHEAD} batches known", "KB", [result["planned_bytes"] / 1e3],
+                 result["read_bytes"] / 1e3, "distinct remote rows of each batch",
+                 note="a batch, mean of all processes; counted")  # fmt: skip
 
 
 def describe_cut(cut: Mapping[int, float], name: str) -> Iterator[Row]:
@@ -183,10 +205,37 @@ def _enter(rank: int, work: Any, count: int, device: str, folder: str, share: in
     dist.destroy_process_group()
 
 
+class Itself:
+    """A `Transport` of the only rank, which exchanges with itself."""
+
+    is_captured, beside = True, None
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def exchange(self, to_send: torch.Tensor, received: torch.Tensor, stream: int) -> None:
+        """Copy the segment."""
+        with on_raw_stream(stream, self._device) if self._device.type == "cuda" else nullcontext():
+            received.copy_(to_send)
+
+    def exchange_with_others(self, to_send: torch.Tensor, received: torch.Tensor, stream: int) -> None:
+        """Do nothing: there are no others."""
+
+    def wait(self, event: Any) -> None:
+        """Wait for an event."""
+        event.synchronize()
+
+    def hold(self, holder: Any) -> None:
+        """Do nothing: no group ends before the graphs."""
+
+
 class _Exchanging(DistGraph):
     """A graph whose only process exchanges with itself."""
 
     def _find_obstacle(self, *_: Any) -> str:
+        if self.communicator.captured:
+            own: Any = Itself(self.device)
+            self.communicator.open_segments = lambda: own  # type: ignore[method-assign]
         return "it is measured"
 
 
@@ -209,11 +258,15 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
         if count > 1:
             result["hidden"] = _measure_hidden(graph, num_nodes)
             result |= _measure_exchange(graph.communicator)
+            if graph.communicator.captured:
+                result |= measure_segments(graph.communicator)
     if count > 1:
         with DistGraph(folder, device=device, device_cache_size="100%", replicas="20%", share_graph=False) as graph:
             # Groups of batches have their size from the second epoch on, as above. The host drives these hops.
             loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES["cpu"])
             result["kept_bytes"] = [_run_epoch(graph, num_nodes, loader)["row_bytes"] for _ in range(2)][-1]
+    if count > 1 and device.type == "cpu":
+        result |= measure_ahead(rank, count, device, folder, num_nodes)
     with DistGraph(folder, device=device, device_cache_size="100%") as graph:
         if graph.whole is not None:
             loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES[device.type])
@@ -226,18 +279,32 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
     return result
 
 
+def measure_ahead(rank: int, count: int, device: torch.device, folder: str, num_nodes: int) -> dict[str, float]:
+    """Count row bytes a batch that are sent with foresight, and those of each batch's rows of other parts."""
+    with DistGraph(folder, device=device, share_graph=False) as graph:
+        loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES["cpu"], ahead=_AHEAD)
+        # Groups of batches have their size from the second epoch on.
+        _run_epoch(graph, num_nodes, loader)
+        before = loader._rows_ahead.num_read
+        sent = _run_epoch(graph, num_nodes, loader)["row_bytes"]
+        row_bytes = sum(own.shape[1:].numel() * own.dtype.itemsize for own in graph.rows.describe().values())
+        read = (loader._rows_ahead.num_read - before) * row_bytes / len(loader)
+        of_all = [graph.communicator.run(graph.communicator.agree, round(value)) for value in (sent, read)]
+    return {name: sum(own) / count for name, own in zip(("planned_bytes", "read_bytes"), of_all, strict=True)}
+
+
 def _count_in_group(loader: DistNeighborLoader) -> float:
     """Count the batches of a mean step: the first two steps of an epoch have one batch each."""
     count, size = len(loader), loader._group.choose(loader._group.num_bytes)
     return count / (min(count, 2) + -(-max(0, count - 2) // size))
 
 
-def _make_loader(graph: DistGraph, num_nodes: int, prefetch: int, seed: int, batches: int = _BATCHES
+def _make_loader(graph: DistGraph, num_nodes: int, prefetch: int, seed: int, batches: int = _BATCHES, ahead: int = 0
                  ) -> DistNeighborLoader:  # fmt: skip
     size = _SEEDS[graph.device.type]
     count = min(num_nodes, size * batches * graph.communicator.size)
     seeds = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))[:count]
-    return DistNeighborLoader(graph, FANOUTS, seeds, batch_size=size, prefetch=prefetch, seed=1)
+    return DistNeighborLoader(graph, FANOUTS, seeds, batch_size=size, prefetch=prefetch, seed=1, ahead=ahead)
 
 
 def _run_epoch(graph: DistGraph, num_nodes: int, epoch: int | DistNeighborLoader) -> dict[str, float]:
@@ -299,3 +366,27 @@ def _measure_exchange(communicator: Communicator) -> dict[str, list[float]]:
     empty = communicator.run(run, 0)
     big = communicator.run(run, _BIG)
     return {"empty": empty, "bandwidth": [(communicator.size - 1) * _BIG / t for t in big]}
+
+
+def measure_segments(communicator: Communicator) -> dict[str, list[float]]:
+    """Measure exchanges of captured plans: seconds of a small one, bytes a second out of each GPU of a large one."""
+    size, device = communicator.size, communicator.device
+
+    def run(num_bytes: int) -> list[float]:
+        segments = communicator.open_segments()
+        assert segments is not None
+        to_send, received = torch.zeros(2, size * num_bytes, dtype=torch.uint8, device=device).unbind()
+        times = []
+        for _ in range(1 + _RUNS):
+            begin = time.perf_counter()
+            for _ in range(_EXCHANGES):
+                stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+                segments.exchange(to_send, received, stream)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append((time.perf_counter() - begin) / _EXCHANGES)
+        return times[1:]
+
+    small, large = (communicator.run(run, num_bytes) for num_bytes in _SEGMENTS)
+    moved = (size - 1) * (_SEGMENTS[1] - _SEGMENTS[0])
+    return {"segment_seconds": small, "segment_rate": [moved / max(1e-9, t - median(small)) for t in large]}

@@ -3,11 +3,13 @@
 A batch takes the time of its own work and of its exchanges. The work is measured in one process that groups nodes by
 owner, packs answers and joins them as several do, though it owns all nodes; a single host needs none of this. Hosts run
 in lockstep: a step takes the work of the largest batch, with batch sizes assumed to be normally distributed. An
-exchange is a header and a body. Each takes a message to every other host, one after the other, and the bytes over one
-link, without competition between hosts. Bytes are measured with two processes, and scaled by the share of nodes on
-other hosts. This share is (P - 1) / P for a hash. For METIS it is measured with real batches around the nodes of one
-part. The model is compared with measurements of several processes on this host, over the link that
-`measure_distributed` found.
+exchange is a header and a body; if GPUs capture it, it is one all-to-all of NCCL, whose time and rate are measured in
+the same run. Each takes a message to every other host, one after the other, and the bytes over one link, without
+competition between hosts. Bytes are measured with two processes, and scaled by the share of nodes on other hosts. This
+share is (P - 1) / P for a hash. For METIS it is measured with real batches around the nodes of one part. The model is
+compared with measurements of several processes on this host, over the link that `measure_distributed` found. There
+processes slow each other down: sampling and reading as much as those of processes that exchange nothing, all else by
+the share of the cores.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from pyg_direct.bench.result_row import Row
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # Exchanges of a group: two for each of three hops, two for rows, each with a header and a body; and one at the start.
 _MESSAGES = 2 * (2 * 3 + 2) + 1
+# Of a captured batch: two for each of three hops, ids, and rows.
+_CAPTURED_MESSAGES = 2 * 3 + 2
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Load:
         shared_seconds: Seconds of one process that holds the whole graph and answers its own requests; None: as
             `own_seconds`.
         group: Batches that an exchange makes.
+        messages: Messages to each other host for a group.
     """
 
     own_seconds: float
@@ -57,6 +62,7 @@ class Load:
     spread: float = 0.0
     shared_seconds: float | None = None
     group: float = 1.0
+    messages: int = _MESSAGES
 
 
 def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandwidth: float) -> float:
@@ -74,11 +80,18 @@ def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandw
     # Expected maximum of as many normally distributed sizes.
     largest = 1 + load.spread * math.sqrt(2 * math.log(hosts))
     own = load.own_seconds if load.shared_seconds is None else load.shared_seconds
-    messages = _MESSAGES * (hosts - 1) / load.group
+    messages = load.messages * (hosts - 1) / load.group
     return largest * own + messages * message + remote * load.bytes_if_remote / bandwidth
 
 
+def find_contention(found: Mapping[int, Mapping[str, Any]], count: int) -> float | None:
+    """Return how much slower a process samples and reads beside others that exchange nothing; None if not measured."""
+    alone, beside = found[1].get("whole"), found[count].get("whole")
+    return count * median(alone) / median(beside) if alone and beside else None
+
+
 def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding: Callable[[int], float] = lambda _: 1,
+                  contention: Callable[[int], float | None] = lambda _: None,
                   cut: Mapping[int, float] | None = None) -> Iterator[Row]:  # fmt: skip
     """Yield rows of the model: compared with measurements, and extended to 1,024 hosts.
 
@@ -86,6 +99,7 @@ def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding
         found: Results of `measure_distributed` by number of processes, including one process.
         case: Case of the rows.
         crowding: Slowdown of a process here by the number of processes, if there were fewer cores.
+        contention: Slowdown of sampling and reading by that number; None as `crowding`.
         cut: Share of a batch's nodes in other parts, by number of parts, with parts by METIS and seeds of the own part.
     """
     measured = sorted(count for count in found if count > 1)
@@ -94,13 +108,19 @@ def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding
     sent = first["row_bytes"] + first["other_bytes"]
     own = found[1]["seconds"]
     shared = found[1].get("shared_seconds", own)
+    is_captured = "segment_seconds" in first
     load = Load(own, sent * measured[0] / (measured[0] - 1), median(found[1]["edges"]) * own, found[1]["spread"],
-                shared, first.get("group", 1.0))  # fmt: skip
+                shared, 1.0 if is_captured else first.get("group", 1.0),
+                _CAPTURED_MESSAGES if is_captured else _MESSAGES)  # fmt: skip
     for count in measured:
         result = found[count]
-        here = replace(load, shared_seconds=shared * crowding(count))
-        predicted = predict_seconds(here, count, (count - 1) / count, median(result["empty"]) / (2 * (count - 1)),
-                                    median(result["bandwidth"]))  # fmt: skip
+        slowdown = contention(count)
+        slowed = own * (crowding(count) if slowdown is None else slowdown) + (shared - own) * crowding(count)
+        # A meeting on the host is a header and a body.
+        seconds = result["segment_seconds"] if is_captured else [value / 2 for value in result["empty"]]
+        predicted = predict_seconds(replace(load, shared_seconds=slowed), count, (count - 1) / count,
+                                    median(seconds) / (count - 1),
+                                    median(result["segment_rate" if is_captured else "bandwidth"]))  # fmt: skip
         crowded = f"; {crowding(count):g} processes to a core" if crowding(count) > 1 else ""
         yield Row.of(f"{case}/model/{count}", "predicted over measured time of a batch", "x",
                      [predicted / result["seconds"]],

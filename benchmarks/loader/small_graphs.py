@@ -1,10 +1,13 @@
-"""Batches of many small graphs of ZINC's shape, ours beside PyG's `DataLoader`; milliseconds per batch."""
+"""Batches of many small graphs of ZINC's shape, ours beside PyG's `DataLoader`: milliseconds per batch, and memory."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, repeat
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,10 +44,13 @@ class _Molecules(InMemoryDataset):
 
 def measure_small_graphs(scale: float, sizes: Sequence[int] = (128, 1024), batches: int = 40,
                          workers: Sequence[int] = (0,)) -> Iterator[Row]:  # fmt: skip
-    """Measure a batch of the data set in memory and of a list of its graphs, on one CPU thread or on a GPU."""
+    """Measure a batch of the data set in memory, of a list of its graphs, which are views of joined tensors, and of
+    separate graphs with tensors of their own; on one CPU thread or on a GPU.
+    """
     device = resolve_device(None)
     dataset = _Molecules(max(4, int(12_000 * scale)))
-    forms = {"in memory": dataset, "list": [dataset[number] for number in range(len(dataset))]}
+    views = [dataset[number] for number in range(len(dataset))]
+    forms = {"in memory": dataset, "list": views, "separate": [graph.clone() for graph in views]}
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -52,6 +58,8 @@ def measure_small_graphs(scale: float, sizes: Sequence[int] = (128, 1024), batch
             for size in sizes:
                 yield from _measure_form(f"small graphs/{device.type}/{form}/{size}", graphs, size, batches,
                                          workers if form == "in memory" else (0,), device)  # fmt: skip
+        if device.type == "cpu":
+            yield from _measure_memory(max(4, int(60_000 * scale)), sizes[0])
     finally:
         torch.set_num_threads(before)
 
@@ -81,6 +89,32 @@ def _measure_form(case: str, graphs: Any, size: int, batches: int, workers: Sequ
     for name, times in seconds.items():
         ratios = [theirs / own for theirs, own in zip(times, ours, strict=True)]
         yield Row.of(case, f"{name} over pyg_direct", "x", ratios, note="of times side by side")
+
+
+def _measure_memory(count: int, size: int) -> Iterator[Row]:
+    """Measure the peak of host memory that a loader and an epoch add, over the bytes of the graphs."""
+    dataset = _Molecules(count)
+    views = [dataset[number] for number in range(count)]
+    num_bytes = sum(value.nbytes for graph in views for _, value in graph)
+    for form, graphs in {"list": views, "separate": [graph.clone() for graph in views]}.items():
+        ratios = []
+        for _ in range(3):
+            gc.collect()
+            # Memory that was freed before does not hide new memory, and the peak begins anew.
+            ctypes.CDLL(None).malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")
+            before = _read_status("VmRSS")
+            for _ in DataLoader(graphs, size, shuffle=True, device="cpu"):
+                pass
+            ratios.append((_read_status("VmHWM") - before) / num_bytes)
+        yield Row.of(f"small graphs/cpu/{form}/memory", "peak over the graphs", "x", ratios,
+                     note=f"{num_bytes / 1e6:.0f} MB of graphs")  # fmt: skip
+
+
+def _read_status(name: str) -> int:
+    """Read a size of this process, in bytes."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0]) * 1024
 
 
 def _time(epochs: Iterator[Any], batches: int, device: torch.device) -> float:

@@ -40,6 +40,7 @@ from pyg_direct.compiler.code_cache import (
     read_or_make,
 )
 from pyg_direct.compiler.link_once import linked_once, readable_is_enough, replaced
+from pyg_direct.compiler.memory_access import make_intrinsics
 from pyg_direct.compiler.nvrtc import compile_source, link_pieces, nearest_target, stamp_version
 from pyg_direct.errors import ArgumentError, needs_extra
 from pyg_direct.progress import announce, show_wait
@@ -188,6 +189,10 @@ _INLINED: list[Callable[..., Any]] = []
 
 cuda: Any = Deferred("cuda")
 prange: Any = Deferred("prange")
+# See `memory_access.py`.
+prefetch: Any = Deferred("prefetch")
+read_word: Any = Deferred("read_word")
+view_words: Any = Deferred("view_words")
 
 
 class _SimulatedCuda:
@@ -250,7 +255,7 @@ def _bind(on_gpu: bool) -> None:
     import numba
     from numba.extending import register_jitable
 
-    real: dict[str, Any] = {"prange": numba.prange}
+    real: dict[str, Any] = {"prange": numba.prange, **make_intrinsics()}
     registers = {register_jitable}
     if on_gpu:
         real["cuda"] = _SimulatedCuda() if SIMULATED else _gpu_compiler().cuda

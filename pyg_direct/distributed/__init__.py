@@ -5,6 +5,7 @@
 - `frontier_exchange.py`, `row_exchange.py`: sampling of a hop by the owners of its nodes, and rows by id from their
   owners.
 - `exchange_plan.py`, `captured_rows.py`: both over NCCL without a wait between hops, as one captured plan.
+- `row_foresight.py`: rows that several of the next batches read, kept so that they travel once.
 - `segment_rows.py`: rows by id over NCCL, for edges and for single requests.
 - `dist_loader.py`: the loaders; `dist_neighbor_sampler.py`: PyG's sampler interface.
 - `shared_graph.py`: all parts in one memory of a host or of a clique of GPUs.

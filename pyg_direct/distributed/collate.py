@@ -14,6 +14,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.exchange_plan import PlainSample
 from pyg_direct.distributed.row_exchange import RowExchange, Wanted
+from pyg_direct.distributed.row_foresight import PlannedRows
 from pyg_direct.graph.hetero_topo import LINKS, NODES
 from pyg_direct.loader.collate.data import copy_data
 from pyg_direct.loader.collate.stale_rows import Marks
@@ -66,13 +67,36 @@ class DistAttributes:
         Returns:
             For each batch its rows, which `build` takes.
         """
-        asked = [self._list_hetero(out) if isinstance(out, HeteroSamplerOutput)
-                 else self.knowing(getattr(out, "sampled", None))._list_rows(out.node, out.row, out.col, out.edge)
-                 for out in outs]  # fmt: skip
-        joined = [self._join(own) for own in zip(*asked, strict=True)]
+        joined = [self._join(own) for own in zip(*map(self.list_wanted, outs), strict=True)]
         found = self._graph.rows.fetch([wanted for wanted, _ in joined])
         split = [share(rows) for rows, (_, share) in zip(found, joined, strict=True)]
         return [list(own) for own in zip(*split, strict=True)]
+
+    def read_planned(self, outs: Sequence[SamplerOutput | HeteroSamplerOutput], planned: PlannedRows) -> list[Rows]:
+        """Fetch the rows of the next planned batches, as `read_together`; without one, take part in the exchange."""
+        asked, num_kinds = [self.list_wanted(out) for out in outs], len(self._graph.node_types)
+        none = torch.empty(0, dtype=torch.int64, device=self._graph.device)
+        of_edges = [own[num_kinds:] for own in asked] or [
+            [one for edge_type in self._graph.edge_types for one in self._edges(edge_type, None, none)]]  # fmt: skip
+        joined = [self._join(own) for own in zip(*of_edges, strict=True)]
+        of_nodes, found = planned.fetch(asked, [wanted for wanted, _ in joined])
+        split = [share(rows) for rows, (_, share) in zip(found, joined, strict=True)]
+        return [[*own, *(rows[number] for rows in split)] for number, own in enumerate(of_nodes)]
+
+    def list_nodes(self, out: SamplerOutput | HeteroSamplerOutput) -> list[Wanted]:
+        """List the rows of the nodes of a batch, by type."""
+        if not isinstance(out, HeteroSamplerOutput):
+            return [Wanted(self._graph.node_types[0], out.node, is_distinct=self._is_distinct)]
+        none = torch.empty(0, dtype=torch.int64, device=self._graph.device)
+        return [
+            Wanted(kind, out.node.get(kind, none), is_distinct=self._is_distinct) for kind in self._graph.node_types
+        ]
+
+    def list_wanted(self, out: SamplerOutput | HeteroSamplerOutput) -> list[Wanted]:
+        """List the rows of a batch: of nodes by type, then of edges."""
+        if isinstance(out, HeteroSamplerOutput):
+            return self._list_hetero(out)
+        return self.knowing(getattr(out, "sampled", None))._list_rows(out.node, out.row, out.col, out.edge)
 
     def add_edge_rows(self, rows: Rows, out: SamplerOutput | HeteroSamplerOutput) -> Rows:
         """Fetch the rows of the edges of a sample that came with the rows of its nodes.
@@ -82,9 +106,7 @@ class DistAttributes:
         """
         if len(self._graph.part.tables) == len(self._graph.node_types):
             return rows
-        asked = self._list_hetero(out) if isinstance(out, HeteroSamplerOutput) else self.knowing(
-            getattr(out, "sampled", None))._list_rows(out.node, out.row, out.col, out.edge)  # fmt: skip
-        return [*rows, *self._graph.rows.fetch(asked[len(rows) :])]
+        return [*rows, *self._graph.rows.fetch(self.list_wanted(out)[len(rows) :])]
 
     def _join(self, wanted: Sequence[Wanted]) -> tuple[Wanted, Share]:
         """Join the requests of batches for one kind: (the request, function that shares out its rows)."""
@@ -192,10 +214,7 @@ class DistAttributes:
 
     def _list_hetero(self, out: HeteroSamplerOutput) -> list[Wanted]:
         """List the rows of a batch with types."""
-        none = torch.empty(0, dtype=torch.int64, device=self._graph.device)
-        wanted = [
-            Wanted(kind, out.node.get(kind, none), is_distinct=self._is_distinct) for kind in self._graph.node_types
-        ]
+        none, wanted = torch.empty(0, dtype=torch.int64, device=self._graph.device), self.list_nodes(out)
         for edge_type in self._graph.edge_types:
             ids = (out.edge or {}).get(edge_type)
             ends = (out.col if self._target == 2 else out.row).get(edge_type, none)

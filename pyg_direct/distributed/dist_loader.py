@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,9 @@ from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.distributed.exchange_plan import ExchangePlan, PlainSample
 from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import PartTopo
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.distributed.row_exchange import RowExchange
+from pyg_direct.distributed.row_foresight import MOST_AHEAD, PlannedRows, RowsAhead, StepsAhead
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
 from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.loader.base_loader import ALONE, make_alone, run_stages
 from pyg_direct.loader.batch_sampler import Seeds
@@ -40,9 +42,11 @@ from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.sampling.draw_random import derive_key
 from pyg_direct.runtime.comm.host_group import count_processes, gather, has_group
+from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.cuda.launch import current_stream, side_streams
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampler.graph_reader import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
+from pyg_direct.sampler.keyed_sampler import Drawn
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
@@ -68,7 +72,7 @@ def check_alike(loader: Any, ranks: str) -> None:
         fanouts = recipe.table(PartTopo(graph.part.manifest, False, False)).tolist()
         how = (fanouts, replace(recipe, fanouts=()), sampler.time_attr is None, sampler.weight_attr is None,
                negatives and negatives.mode, sampler.strict_negatives, getattr(sampler, "exclude_target_edges", False),
-               getattr(sampler, "rev_edge_type", None))  # fmt: skip
+               getattr(sampler, "rev_edge_type", None), loader.ahead)  # fmt: skip
         _compare(graph, "num_neighbors and other options of sampling must be equal in all processes", how)
     if ranks == "auto":
         seeds = [getattr(given, name, None) for name in ("node", "row", "col", "time")]
@@ -108,7 +112,10 @@ class _DistLoader(GeneralLoader):
     _group = GroupSize()
     # Whether batches of this epoch are made in groups.
     _is_grouped = False
+    # Of all epochs with foresight.
+    _rows_ahead = RowsAhead()
     _given_data: Any
+    ahead: int
 
     def _even_out(self, ranks: str) -> None:
         """Agree on equally many batches if each process has its own seeds; `ranks="auto"` needs no agreement."""
@@ -163,7 +170,7 @@ class _DistLoader(GeneralLoader):
         if self._general is None:
             self._general = DistAttributes(self.graph, not self._sampler.disjoint)
             # Before the first sample, on all processes.
-            self._sampler._fetches_rows = self._is_own()
+            self._sampler._fetches_rows = self._is_own() and not self.ahead
         return self._general
 
     def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
@@ -175,20 +182,26 @@ class _DistLoader(GeneralLoader):
     def _work_in_turn(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
                       ) -> Iterator[Any]:  # fmt: skip
         self._is_grouped = self._groups()
-        overlaps, most = self._overlaps(), self.graph.most_batches if self._is_grouped else 1
+        foresees = self._foresees()
+        overlaps, most = self._overlaps() and not foresees, self.graph.most_batches if self._is_grouped else 1
         if most != self._group.most:
-            self._group = GroupSize(most, (overlaps and self.graph.step_bytes) or GROUP_BYTES)
-        together = None if most == 1 or overlaps else Together(most, *self._stages_together(key))
+            room = self.graph.step_bytes if self.device.type == "cuda" else 0
+            self._group = GroupSize(most, room or GROUP_BYTES)
+        ahead = self._open_ahead(key, record, most) if foresees else None
+        together = None if most == 1 or overlaps or foresees else Together(most, *self._stages_together(key))
         stages = self._stages(key, record, together)
         make: Callable[..., list[Any]] | Overlap
-        if most == 1:
+        take_part: Callable[[int], Any] = self._take_part
+        if ahead is not None:
+            batches, make, take_part = ahead.follow(batches), ahead.make, ahead.take_part
+        elif most == 1:
             make = partial(make_alone, stages)
         elif together is not None:
             make = partial(make_group, stages)
         else:
             make = Overlap(partial(self._begin, stages), partial(self._finish_begun, stages),
                            partial(self._build_begun, stages), self._find_ready_stream)  # fmt: skip
-        steps = Steps(self.graph.communicator, batches, make, self._take_part, self.prefetch, self._group)
+        steps = Steps(self.graph.communicator, batches, make, take_part, self.prefetch, self._group)
         try:
             yield from steps
         finally:
@@ -196,7 +209,7 @@ class _DistLoader(GeneralLoader):
 
     def _groups(self) -> bool:
         """Check if batches ahead are made in groups: with one exchange for all on a CPU, after one meeting on a GPU."""
-        if self.prefetch == 0 or not self._is_own():
+        if (self.prefetch == 0 and not self.ahead) or not self._is_own():
             return False
         if self.device.type != "cpu" and not self.graph.communicator.captured:
             return False
@@ -210,6 +223,43 @@ class _DistLoader(GeneralLoader):
 
     def _samples_together(self) -> bool:
         return self.graph.whole is None and self._is_grouped
+
+    def _foresees(self) -> bool:
+        """Check if batches of this epoch are planned (`ahead`); all ranks agree."""
+        if not self.ahead:
+            return False
+        communicator = self.graph.communicator
+        if all(communicator.run(communicator.agree, int(self._is_own()))):
+            return True
+        warn_unused({"ahead": self.ahead}, "a function of the program takes part in making batches: "
+                    "transform_sampler_output or filter_fn")  # fmt: skip
+        return False
+
+    def _open_ahead(self, key: EpochKey, record: EpochRecord | None, most: int) -> StepsAhead:
+        """Open the foresight of an epoch, with steps of at most so many batches."""
+        rows, sizes = self.graph.rows, {entry.name: entry.num_nodes for entry in self.graph.part.manifest.nodes}
+        assert isinstance(rows, RowExchange)
+        memory = int(_KEPT_SHARE * free_bytes(self.device.index)) if self.device.type == "cuda" else \
+            self._ahead_bytes()  # fmt: skip
+        planned = PlannedRows(rows, sizes, memory, self.device)
+        before = self._rows_ahead
+
+        def read(samples: Sequence[Drawn]) -> list[Any]:
+            found = self._general.read_planned([sample.out for sample in samples], planned)
+            self._rows_ahead = before.plus(planned.counts)
+            return found
+
+        submit, _, fetch = self._stages_together(key)
+        # A GPU samples a batch by exchanges of its own.
+        size = 1 if self.device.type == "cuda" else most
+        stages = self._stages(key, record, Together(size, submit, read, fetch))
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+
+        def plan(sample: Drawn) -> None:
+            planned.plan(self._general.list_nodes(sample.out))
+
+        return StepsAhead(self.graph.communicator, self.ahead, size, stages, plan, planned.drop,
+                          partial(self._ask, none, 0), partial(read, ()))  # fmt: skip
 
     def _begin(self, stages: Stages, work: tuple[int, Seeds] | None) -> Any:
         """Begin to sample a batch; without work, one without seeds, for the other processes."""
@@ -288,7 +338,8 @@ class _DistLoader(GeneralLoader):
         rows = self.graph.rows
         said = (f"rows of other parts: {rows.num_remote:,} fetched, {rows.num_kept:,} found here"
                 if self.graph.whole is None else "one graph in the memory of all processes")  # fmt: skip
-        return [*lines, said], attributes
+        planned = [str(self._rows_ahead)] if self._rows_ahead.num_read else []
+        return [*lines, said, *planned], attributes
 
     def __call__(self, index: Any) -> Any:
         """Make the batch of the seeds at these positions; every process calls it, unless the graph is in one memory."""
@@ -299,6 +350,10 @@ class _DistLoader(GeneralLoader):
             # The batch was allocated on the stream of the exchange.
             hold_for(batch, current_stream(self.device.index))
         return batch
+
+
+# Share of the free GPU memory for the rows that planned batches read again.
+_KEPT_SHARE = 0.25
 
 
 def make_group(stages: Any, work: list[tuple[int, Seeds]], most: int) -> list[Any]:
@@ -318,6 +373,17 @@ _ELSEWHERE = {
     "input_start_time": "time_window is that of all seeds",
     "input_end_time": "time_window is that of all seeds",
 }
+
+
+def _check_ahead(ahead: Any, graph: DistGraph) -> int:
+    """Check the batches of foresight, and return how many there are."""
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or not 0 <= ahead <= MOST_AHEAD:
+        raise ArgumentError(f"ahead must be a number of batches in [0, {MOST_AHEAD}] for a graph in parts, got "
+                            f"{ahead!r}")  # fmt: skip
+    if ahead and graph.whole is not None:
+        warn_unused({"ahead": ahead}, "the graph is in one memory (share_graph), and nothing is exchanged")
+        return 0
+    return ahead
 
 
 def _options(owner: type, graph: Any, seed: int | None, ranks: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -375,6 +441,11 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
             on rank 0, in a collective call; with `ranks="own"` each process takes its own. Clients of servers that
             share the batches must give a seed.
         prefetch: Batches prepared ahead.
+        ahead: Batches whose rows are known before they are requested, up to 128; 0 for none. They are sampled first.
+            Then a row of another part that several of them read travels once, and stays until the last of them. A
+            quarter of the free memory bounds these rows; if it is short, those stay that are read soonest. Batches do
+            not change. Samples of so many batches, and two bytes for each node of the graph, are in memory. Equal in
+            all processes.
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.
 
@@ -399,14 +470,14 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
                  transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None, *,
                  seed: int | None = None, prefetch: int = 1, ranks: str = "auto", uneven: str = "pad",
                  time_comparison: str = "<=", time_window: int | None = None, input_id: Tensor | None = None,
-                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+                 ahead: int = 0, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
         sampler = DistNeighborSampler(
             graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
             seed=options["seed"], time_comparison=time_comparison, time_window=time_window)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, input_nodes, input_time, transform, transform_sampler_output,
                          filter_per_worker, input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven,
-                         **options, **kwargs)  # fmt: skip
+                         ahead=_check_ahead(ahead, graph), **options, **kwargs)  # fmt: skip
         check_alike(self, ranks)
         self._even_out(ranks)
 
@@ -491,7 +562,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy: See `DistNeighborLoader`.
         time_attr, weight_attr, time_comparison, time_window: See `DistNeighborLoader`.
         transform, transform_sampler_output, filter_per_worker: See `DistNeighborLoader`.
-        seed, prefetch, ranks, uneven, input_id: See `DistNeighborLoader`.
+        seed, prefetch, ahead, ranks, uneven, input_id: See `DistNeighborLoader`.
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
             processes, unless `ranks="own"`.
         edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, strict_negatives, exclude_target_edges: See
@@ -524,7 +595,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
                  strict_negatives: bool = False, exclude_target_edges: bool | str = False, seed: int | None = None,
                  prefetch: int = 1, ranks: str = "auto", uneven: str = "pad", time_comparison: str = "<=",
                  time_window: int | None = None, input_id: Tensor | None = None, rev_edge_type: EdgeType | None = None,
-                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+                 ahead: int = 0, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
         check_strict(strict_negatives, neg_sampling, neg_sampling_ratio)
         if (edge_label_time is None) != (time_attr is None):
@@ -544,7 +615,8 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
             rev_edge_type=rev_edge_type)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, filter_per_worker, input_id=input_id,
-                         device=graph.device, prefetch=prefetch, uneven=uneven, **options, **kwargs)  # fmt: skip
+                         device=graph.device, prefetch=prefetch, uneven=uneven,
+                         ahead=_check_ahead(ahead, graph), **options, **kwargs)  # fmt: skip
         check_alike(self, ranks)
         self._even_out(ranks)
         if graph.whole is not None and strict_negatives and neg_sampling is not None:

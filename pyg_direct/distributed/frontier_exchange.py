@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, cycle
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from pyg_direct.ops.sampling.join_remote_edges import Asked, Layout, Wire, group
 from pyg_direct.ops.sampling.sample_hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges, sort_pairs
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.host.tensor_views import as_bytes
-from pyg_direct.sampling.captured_plan import Finished, PendingList, PendingOutput
+from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
 from pyg_direct.sampling.hetero_plan import GeneralPlan, list_different, list_works
 from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
@@ -232,7 +232,7 @@ class DistPlan(GeneralPlan):
 
     def submit_together(self, requests: Sequence[Request], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None, *, repeats: bool = False
-                        ) -> PendingOutput | Finished:  # fmt: skip
+                        ) -> PendingOutput | Pending | Finished:  # fmt: skip
         """Start to sample several batches one after the other, if exchanges are captured; otherwise finish them."""
         exchange = None if excluded is not None else self._find_exchange()
         if exchange is None:
@@ -241,9 +241,7 @@ class DistPlan(GeneralPlan):
             requests = [(list_different(seeds), times) for seeds, times in requests]
         for key in keys:
             check_key("key", key)
-        pending = [exchange.submit([request], [key]) for request, key in zip(requests, keys, strict=True)]
-        return PendingOutput(PendingList(pending), lambda groups: [
-            self._turn_both_ways(sample) for sample in chain.from_iterable(groups)])  # fmt: skip
+        return self._join([exchange.submit([request], [key]) for request, key in zip(requests, keys, strict=True)])
 
     def find_plain(self) -> ExchangePlan | None:
         """Find the captured plan if its batches can be `PlainSample`s; None otherwise."""

@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -199,6 +199,17 @@ def _open_rows(process: int, descriptor: int, dtype: torch.dtype, shape: tuple[i
 TIME = ""
 
 
+class Held(Protocol):
+    """Rows of other parts that are here, such as a `Table`."""
+
+    @property
+    def rows(self) -> Mapping[str, Tensor]:
+        """Rows by attribute, `[n, ...]`."""
+
+    def find(self, ids: Tensor) -> Tensor:
+        """Find the positions of the rows of these ids, int64; -1 for an id that is not here."""
+
+
 class Wanted(NamedTuple):
     """Requested rows of one kind.
 
@@ -207,6 +218,7 @@ class Wanted(NamedTuple):
         names: Names of attributes; None for all.
         owned: (node type, ids of it `[n]`): the nodes whose owners have the rows; None if the rows belong to the nodes.
         is_distinct: True if `ids` has no or few duplicates; duplicates are then sent again.
+        known: Rows of other parts that the caller has already; None for none.
     """
 
     kind: Any
@@ -214,6 +226,7 @@ class Wanted(NamedTuple):
     names: Sequence[str] | None = None
     owned: tuple[str, Tensor] | None = None
     is_distinct: bool = False
+    known: Held | None = None
 
 
 class Asked(NamedTuple):
@@ -314,6 +327,11 @@ class RowExchange:
             found.append(rows if inverse is None else {name: value[inverse] for name, value in rows.items()})
         return found
 
+    def find_fetched(self, one: Wanted) -> Tensor:
+        """Find the positions in `one.ids` of rows that other parts must send, int64 `[r]`."""
+        _, order, bounds = self._group([one])
+        return order[: int(bounds[self._num_others])]
+
     def find_captured(self) -> dict[str, dict[str, Feature]] | None:
         """Return the part's own rows of nodes if captured batches can fetch them from all owners; otherwise None."""
         features = {entry.name: {name: self.features[entry.name][name] for name in self.names(entry.name)}
@@ -336,16 +354,37 @@ class RowExchange:
 
     def _fetch_in_segments(self, segments: SegmentRows, wanted: Sequence[Wanted]) -> list[dict[str, Tensor]]:
         """Fetch rows of distinct ids."""
-        requests = []
+        requests, placed = [], []
         for one in wanted:
             kind, nodes = (one.kind, one.ids) if one.owned is None else one.owned
             features = {name: self.features[one.kind][name] for name in self._names(one)}
+            ids = one.ids
+            # Rows of nodes alone are known.
+            places = None if one.known is None or not features else one.known.find(ids)
+            if places is not None:
+                ids = nodes = ids[(places < 0).nonzero().view(-1)]
+            placed.append(places)
             if features:
-                requests.append(RowsOfKind(one.kind, one.ids.contiguous(), nodes.contiguous(), self._part.books[kind],
+                requests.append(RowsOfKind(one.kind, ids.contiguous(), nodes.contiguous(), self._part.books[kind],
                                            self._part.tables[one.kind], features))  # fmt: skip
         found = iter(segments.fetch(requests))
         self.num_remote, segments.num_remote = self.num_remote + segments.num_remote, 0
-        return [next(found) if self._names(one) else {} for one in wanted]
+        return [self._join_known(one, places, next(found)) if self._names(one) else {}
+                for one, places in zip(wanted, placed, strict=True)]  # fmt: skip
+
+    def _join_known(self, one: Wanted, places: Tensor | None, fetched: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Join known rows, at these positions, and fetched rows, in the order of the ids; -1 for a fetched row."""
+        if one.known is None or places is None:
+            return fetched
+        here, there = (places >= 0).nonzero().view(-1), (places < 0).nonzero().view(-1)
+        self.num_kept += here.numel()
+        out = {}
+        for name, own in fetched.items():
+            out[name] = own.new_empty((one.ids.numel(), *own.shape[1:]))
+            scatter_rows(out[name], there, own, is_unique=True)
+            if here.numel():
+                scatter_rows(out[name], here, gather_rows(one.known.rows[name], places[here]), is_unique=True)
+        return out
 
     @property
     def _num_others(self) -> int:
@@ -375,6 +414,8 @@ class RowExchange:
             if kept is not None and kept.ids.numel() and one.ids.numel():
                 is_own = own == (num_parts - 1) * len(wanted) + number
                 own.masked_fill_((kept.find(one.ids) >= 0) & ~is_own, num_parts * len(wanted) + number)
+            if one.known is not None and one.ids.numel():
+                own.masked_fill_(one.known.find(one.ids) >= 0, num_parts * len(wanted) + number)
         return joined, *group_keys(keys, num_buckets)
 
     def _exchange(self, wanted: Sequence[Wanted], parcel: Parcel) -> tuple[Asked, list[Tensor]]:
@@ -387,7 +428,7 @@ class RowExchange:
             return Asked(ids, order, counted.numpy()), [ids.new_empty(0, dtype=torch.uint8)]
         rows = comm.make_rows(ids.device)
         rows[: comm.size, 1 : 1 + num_kinds] = counted[:-1]
-        if self._kept or self._peers is not None:
+        if self._kept or self._peers is not None or any(one.known is not None for one in wanted):
             rows[: comm.size, 1 + num_kinds : 1 + 2 * num_kinds] = counted[-1]
         sent, found = comm.meet(rows)
         own = slice(1, 1 + num_kinds)
@@ -433,8 +474,7 @@ class RowExchange:
         targets = theirs - first if first else theirs
         here = asked.places(num_others, number) if num_others < self._part.num_parts else theirs[:0]
         places = self._part.tables[one.kind].locate(asked.ids[here])[0]
-        copied, shared = self._split_copied(one.kind, asked.ids, asked.places(len(asked.counts) - 1, number))
-        kept = self._kept.get(one.kind)
+        sources = self._find_copies(one, asked.ids, asked.places(len(asked.counts) - 1, number))
         out = {}
         for name in names:
             feature = self.features[one.kind][name]
@@ -445,27 +485,36 @@ class RowExchange:
                 scatter_rows(rows, targets[at : at + len(own)], own, is_unique=True)
                 at += len(own)
             scatter_rows(rows, here - first if first else here, feature.read(places), is_unique=True)
-            if kept is not None and copied.numel():
-                scatter_rows(rows, copied - first, kept.rows[name][kept.find(asked.ids[copied])], is_unique=True)
-            for which, found, held in shared:
+            for which, found, held in sources:
                 scatter_rows(rows, which - first, gather_rows(held[name], found), is_unique=True)
             out[name] = rows
         return out
 
-    def _split_copied(self, kind: Any, ids: Tensor, copied: Tensor
-                      ) -> tuple[Tensor, list[tuple[Tensor, Tensor, Mapping[str, Tensor]]]]:  # fmt: skip
-        """Split the positions `copied` into (ids with local copies; ids read in place).
+    def _find_copies(self, one: Wanted, ids: Tensor, copied: Tensor
+                     ) -> list[tuple[Tensor, Tensor, Mapping[str, Tensor]]]:  # fmt: skip
+        """Find the rows of the positions `copied`, which are local copies, known, or in memory of this host.
 
-        The second is a list with (positions, positions in the tables, rows) for each process of this host.
+        Returns:
+            (positions, positions in the table, rows by attribute) for each table that has some.
         """
-        if self._peers is None:
-            return copied, []
-        kept = self._kept.get(kind)
-        none = torch.zeros(len(copied), dtype=torch.bool, device="cpu")
-        is_kept = none if kept is None else kept.find(ids[copied]) >= 0
-        shared = copied[~is_kept]
-        found = self._peers.find(kind, ids[shared])
-        return copied[is_kept], [(shared[which], places, rows) for which, places, rows in found]
+        if not copied.numel():
+            return []
+        kept = self._kept.get(one.kind)
+        tables: list[Held] = [held for held in (kept if kept is not None and kept.ids.numel() else None, one.known)
+                              if held is not None]  # fmt: skip
+        found: list[tuple[Tensor, Tensor, Mapping[str, Tensor]]] = []
+        for held in tables:
+            places = held.find(ids[copied])
+            if len(tables) > 1 or self._peers is not None:
+                here = places >= 0
+                found.append((copied[here], places[here], held.rows))
+                copied = copied[~here]
+            else:
+                # Without a wait for a GPU.
+                found.append((copied, places, held.rows))
+        if self._peers is not None:
+            found += [(copied[which], places, rows) for which, places, rows in self._peers.find(one.kind, ids[copied])]
+        return found
 
     def keep(self, ids: Mapping[Any, Tensor]) -> None:
         """Keep copies of rows of other parts, by kind; earlier copies are replaced.

@@ -7,6 +7,7 @@ reads features of short rows by the same ids, such as labels and masks, in one l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -19,9 +20,10 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.ops.rows.gather_rows import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow, list_layout
 from pyg_direct.ops.rows.upload import upload
+from pyg_direct.runtime.host.lazy_dict import LazyDict
 
 # One Python step for all features, in every batch.
-_READ_SERVED, _READ_TIER = attrgetter("served"), attrgetter("tier")
+_READ_SERVED, _READ_TIER, _READS_ALL = attrgetter("served"), attrgetter("tier"), attrgetter("reads_all")
 
 
 def _list_rows(features: Mapping[Any, Feature]) -> tuple[list[MemoryRows], list[Tensor], Tensor | None]:
@@ -53,12 +55,10 @@ class ReadTyped:
         # Takes the items of these lists, at least two.
         self.take: Callable[[Sequence[int]], tuple[int, ...]] = itemgetter(*self.lists)
 
-    def read(self, ids: Tensor, layout: Tensor, counts: Sequence[int]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return (all rows, the rows of each feature batch after batch), by ids that a sampler made; see
-        `TypedReader.read`.
-        """
+    def read(self, ids: Tensor, layout: Tensor, num_rows: int) -> Tensor:
+        """Return the rows of all features, batch after batch, by ids that a sampler made; see `TypedReader.read`."""
         self._rows[0].raise_earlier_error()
-        return self.reader.read(ids, layout, counts)
+        return self.reader.read(ids, layout, num_rows)
 
     def count(self, ids: Sequence[Tensor]) -> None:
         """Count the reads by the ids of each type, if counting was requested."""
@@ -98,8 +98,8 @@ class TypedRows:
         self.names = {name for group in self._forms for name in group}
 
     def read(self, ids: Tensor, sizes: Sequence[int], starts: Tensor | None = None
-             ) -> tuple[list[dict[tuple[str, str], Tensor]], list[Tensor]]:  # fmt: skip
-        """Return (rows of each batch by name, the tensors whose memory they share).
+             ) -> tuple[list[LazyDict[tuple[str, str], Tensor]], list[Tensor]]:  # fmt: skip
+        """Return (rows of each batch by name, which are viewed at the first use; the tensors whose memory they share).
 
         Args:
             ids: Ids within their types, batch after batch and type after type, int64 on the device; more may follow.
@@ -107,41 +107,50 @@ class TypedRows:
                 device; None if they are not there.
         """
         num_batches = len(sizes) // max(1, len(self._types))
-        rows: list[dict[tuple[str, str], Tensor]] = [{} for _ in range(num_batches)]
-        memory: list[Tensor] = []
         if not self._forms or not num_batches:
-            return rows, memory
+            return [LazyDict(dict) for _ in range(num_batches)], []
         groups = self._groups.get(num_batches)
         if groups is None or not all(group.is_current for group in groups):
             groups = [ReadTyped(group, self._types, num_batches) for group in self._forms]
             self._groups[num_batches] = groups
-        # Groups of the same types have one layout. Lists: a call of NumPy takes as long as one of them.
-        by_lists = {group.lists: group.take for group in groups}
-        reads_all = all(group.reads_all for group in groups)
-        if starts is not None and starts.shape[0] == 2 * len(sizes) + 1 and reads_all:
-            counts, words_of = dict.fromkeys(by_lists, sizes), dict.fromkeys(by_lists, starts)
+        if starts is not None and starts.shape[0] == 2 * len(sizes) + 1 and all(map(_READS_ALL, groups)):
+            layouts = [(sizes, starts)] * len(groups)
         else:
-            counts = {lists: take(sizes) for lists, take in by_lists.items()}
-            words_of = self._upload_layouts(by_lists, counts, sizes, ids.device)
-        for group in groups:
-            whole, parts = group.read(ids, words_of[group.lists], counts[group.lists])
-            size = len(group.names)
-            for number, own in enumerate(rows):
-                own.update(zip(group.names, parts[number * size : (number + 1) * size], strict=True))
+            layouts = self._upload_layouts(groups, sizes, ids.device)
+        memory, parts = [], []
+        for group, (counts, words) in zip(groups, layouts, strict=True):
+            whole = group.read(ids, words, sum(counts))
             memory.append(whole)
+            parts.append((group.names, whole, counts))
             if group.is_counting:
                 group.count(ids[: sum(sizes)].split(list(sizes)))
-        return rows, memory
+        return [LazyDict(partial(_view_rows, parts, number)) for number in range(num_batches)], memory
 
     @staticmethod
-    def _upload_layouts(by_lists: Mapping[tuple[int, ...], Any], counts: Mapping[tuple[int, ...], Any],
-                        sizes: Sequence[int], device: torch.device) -> dict[tuple[int, ...], Tensor]:  # fmt: skip
-        """Return the layout of each group of types on the device; all travel together."""
-        begins = list(accumulate(sizes, initial=0))
+    def _upload_layouts(groups: Sequence[ReadTyped], sizes: Sequence[int], device: torch.device
+                        ) -> list[tuple[Sequence[int], Tensor]]:  # fmt: skip
+        """Return (ids of each list, layout on the device) for each group of types; all layouts travel together."""
+        # Groups of the same types have one layout. Lists: a call of NumPy takes as long as one of them.
+        by_lists, begins = {group.lists: group.take for group in groups}, list(accumulate(sizes, initial=0))
+        counts = {lists: take(sizes) for lists, take in by_lists.items()}
         layouts = [list_layout(take(begins), counts[lists]) for lists, take in by_lists.items()]
         words = upload(np.array([*chain.from_iterable(layouts)], np.int64), device)
         parted = torch.unsafe_split_with_sizes(words, list(map(len, layouts))) if len(layouts) > 1 else (words,)
-        return dict(zip(counts, parted, strict=True))
+        of_lists = dict(zip(counts, parted, strict=True))
+        return [(counts[group.lists], of_lists[group.lists]) for group in groups]
+
+
+def _view_rows(parts: Sequence[tuple[Sequence[tuple[str, str]], Tensor, Sequence[int]]], number: int
+               ) -> dict[tuple[str, str], Tensor]:  # fmt: skip
+    """View the rows of a batch of several: parts of (names of a batch, rows of all batches, their counts)."""
+    found: dict[tuple[str, str], Tensor] = {}
+    for names, whole, counts in parts:
+        size = len(names)
+        own = list(counts[number * size : (number + 1) * size])
+        begin, count = sum(counts[: number * size]), sum(own)
+        rows = whole if count == whole.shape[0] else whole.narrow(0, begin, count)
+        found.update(zip(names, torch.unsafe_split_with_sizes(rows, own), strict=True))
+    return found
 
 
 class ReadTogether:

@@ -289,6 +289,8 @@ class HeteroTopo:
             edge_weight = _by_name(LINKS, edge_weight)
         self.num_nodes = {kind: _check_size(kind, size) for kind, size in num_nodes.items()}
         self.node_types = tuple(self.num_nodes)
+        # Bits of an id within any type.
+        self.id_bits = max(self.num_nodes.values(), default=0).bit_length()
         self.edge_types: tuple[EdgeType, ...] = tuple(edges)
         sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.num_nodes.values()]
         # First id of each type in the id space, and the end of the last type, int64 `[T + 1]`.

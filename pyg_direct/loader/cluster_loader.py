@@ -33,6 +33,8 @@ from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
 
 _FORMATS = ("csr", "csc")
+# Nodes of a batch up to which the host lists them for a GPU: this takes less time than five launches.
+_NODES_ON_HOST = 1 << 14
 # Nodes of a batch from which a CPU makes it ahead: with fewer, a thread's hand-over takes as long as the batch.
 _NODES_AHEAD = 1000
 
@@ -133,6 +135,8 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
 class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
     """Batches of clusters with all edges among their nodes, after PyG's `ClusterLoader`, on `device`.
 
+    Without a `seed`, clusters are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
+
     Nodes are ordered by cluster; edges and attributes equal PyG's batches, in the same order. An edge between two
     clusters is in a batch if both are. Clusters of a `HeteroData` make batches with its types, edges by target.
 
@@ -156,6 +160,7 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
     """
 
     _pyg_hooks = ("_collate",)
+    _orders_as_torch = True
 
     def __init__(self, cluster_data: PygClusterData, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
@@ -209,7 +214,7 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
         begins = self._begins[chosen]
         sizes = self._begins[chosen + 1] - begins
         total = int(sizes.sum())
-        if self._typed_plan is not None or self.device.type == "cpu":
+        if self._typed_plan is not None or self.device.type == "cpu" or total <= _NODES_ON_HOST:
             places = torch.from_numpy(np.repeat(begins - np.cumsum(sizes) + sizes, sizes) + np.arange(total))
             if self._typed_plan is not None:
                 return self._start_typed(self._members[places])

@@ -67,6 +67,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
     _pyg_hooks = ("_sample_nodes", "_collate", "__getitem__")
     # Tensors for drawing, in addition to the rows.
     _drawing: Any = None
+    _numbers: Any = None
     _norms: dict[str, Tensor] | None = None
 
     if TYPE_CHECKING:
@@ -127,6 +128,8 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         before = self._plan
         rows = super()._prepare()
         if self._plan is not before or self._drawing is None:
+            # Numbers of the draws of a batch.
+            self._numbers = torch.arange(self._batch_size, device=self.device)
             self._drawing = self._open_drawing()
         return rows
 
@@ -148,7 +151,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         return ()
 
     def _draw(self, items: Tensor, key: int) -> Tensor:
-        """Draw the nodes of a batch, int64, with possible duplicates.
+        """Draw the nodes of a batch, int64 or int32, with possible duplicates.
 
         Args:
             items: Numbers of its draws, int64 `[batch_size]`, on the device.
@@ -163,7 +166,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         assert self._plan is not None
         # torch's idle threads spin for a while, in parallel with our loops.
         with one_thread(self.device.type == "cpu"):
-            draws = self._draw(torch.arange(self._batch_size, device=self.device), key)
+            draws = self._draw(self._numbers, key)
         return self._plan.submit(draws, is_set=False)
 
     def _find_norms(self) -> tuple[Tensor, Tensor]:
@@ -244,7 +247,7 @@ class GraphSAINTNodeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTNodeSampler)
 
     def _draw(self, items: Tensor, key: int) -> Tensor:
         lists, edges = self._lists, draw_below(items, self.E, key=key)
-        return lists.neighbors.index_select(0, edges * lists.step).long()
+        return lists.neighbors.index_select(0, edges if lists.step == 1 else edges * lists.step)
 
 
 class GraphSAINTEdgeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTEdgeSampler):  # type: ignore[misc]
@@ -280,8 +283,9 @@ class GraphSAINTEdgeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTEdgeSampler)
     def _draw(self, items: Tensor, key: int) -> Tensor:
         lists, (ends, total) = self._lists, self._drawing
         edges = torch.searchsorted(ends, draw_below(items, total, key=key), right=True)
-        sources = lists.neighbors.index_select(0, edges * lists.step).long()
-        targets = torch.searchsorted(lists.indptr, edges, right=True) - 1
+        sources = lists.neighbors.index_select(0, edges if lists.step == 1 else edges * lists.step)
+        is_short = sources.dtype == torch.int32
+        targets = torch.searchsorted(lists.indptr, edges, right=True, out_int32=is_short).sub_(1)
         return torch.cat([targets, sources])
 
 

@@ -33,6 +33,7 @@ from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.argument_checks import check_callables, check_flag, check_ids, checks_keywords, in_short, tell_kind
 from pyg_direct.ops.rows.upload import upload
+from pyg_direct.runtime.host.lazy_dict import LazyDict
 from pyg_direct.sampler.graph_reader import (
     FanoutsOf,
     Graph,
@@ -57,7 +58,6 @@ from pyg_direct.sampler.keyed_sampler import (
 from pyg_direct.sampler.link_seeds import LoaderLinks, draws_itself, name_ends, tells_negatives
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
-from pyg_direct.sampling.hetero_sample import LazyDict
 from pyg_direct.sampling.link_endpoints import Ends
 from pyg_direct.sampling.negative_links import MAX_NODES, check_weight
 from pyg_direct.sampling.random_key import EpochKey
@@ -380,10 +380,9 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                     if key in part:
                         del part[key]
 
-        source = target = batch
-        if isinstance(out, HeteroSamplerOutput):
-            edges, nodes = batch._edge_store_dict, batch._node_store_dict
-            source, target = (nodes[kind] if kind in nodes else batch[kind] for kind in (edge_type[0], edge_type[-1]))
+        is_typed = isinstance(out, HeteroSamplerOutput)
+        if is_typed:
+            edges = batch._edge_store_dict
             if type(edges) is LazyDict and edge_type in self.data._edge_store_dict:
                 edges.when_made(lambda made: write(made[edge_type]))
             else:
@@ -392,6 +391,10 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             write(batch)
         if is_indexed:
             return
+        source = target = batch
+        if is_typed:
+            nodes = batch._node_store_dict
+            source, target = (nodes[kind] if kind in nodes else batch[kind] for kind in (edge_type[0], edge_type[-1]))
         _put(source, src_index=fields[0])
         _put(target, dst_pos_index=fields[1], dst_neg_index=fields[2])
         for end in (source, target):

@@ -20,6 +20,7 @@ from pyg_direct.loader.hot_row_ranking import SeedDraw
 from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.ops.argument_checks import check_callables, check_ids, check_integers, in_short, tell_kind
+from pyg_direct.runtime.host.lazy_dict import LazyDict
 from pyg_direct.sampler.graph_reader import Graph, InputNodes, check_graph, count_nodes, list_relations, settle_filter
 from pyg_direct.sampler.keyed_sampler import Output, OwnSampler, ask, check_sampler, device_for, is_own
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler, has_windows
@@ -156,21 +157,32 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
         kind, (input_id, time) = self.input_data.input_type, out.metadata[:2]
-        time = time if time is None else time.to(self.device)
-        is_typed = isinstance(batch, HeteroData)
-        known = batch._node_store_dict if is_typed else {}
-        part = known[kind] if kind in known else batch[kind] if isinstance(out, HeteroSamplerOutput) else batch
+        time, start = time if time is None else time.to(self.device), None
         if time is not None and time.dim() == 2:
-            part.seed_start_time, time = time.t().contiguous().unbind()
-        if is_typed:
-            # PyG's own setter takes as long as the launch of a kernel.
-            part._mapping.update(input_id=input_id, seed_time=time, batch_size=input_id.numel())
-            if time is None:
-                del part._mapping["seed_time"]
-        else:
-            part.input_id, part.seed_time, part.batch_size = input_id, time, input_id.numel()
+            start, time = time.t().contiguous().unbind()
         # Its memory belongs to the batch.
         out.metadata = (input_id, time, *out.metadata[2:])
+        if not isinstance(batch, HeteroData):
+            part = batch[kind] if isinstance(out, HeteroSamplerOutput) else batch
+            if start is not None:
+                part.seed_start_time = start
+            part.input_id, part.seed_time, part.batch_size = input_id, time, input_id.numel()
+            return
+
+        def write(store: Any) -> None:
+            # PyG's own setter takes as long as the launch of a kernel.
+            mapping = store._mapping
+            if start is not None:
+                mapping["seed_start_time"] = start
+            mapping["input_id"], mapping["seed_time"], mapping["batch_size"] = input_id, time, input_id.numel()
+            if time is None:
+                del mapping["seed_time"]
+
+        known = batch._node_store_dict
+        if type(known) is LazyDict and kind in self.data._node_store_dict:
+            known.when_made(lambda made: write(made[kind]))
+        else:
+            write(known[kind] if kind in known else batch[kind])
 
 
 def open_loader(loader: PygNodeLoader, *args: Any, **kwargs: Any) -> None:

@@ -128,4 +128,5 @@ class DistSubGraphOptions(TorchOptions, total=False):
     uneven: str
     time_comparison: str
     time_window: int | None
+    ahead: int
     input_id: Tensor | None

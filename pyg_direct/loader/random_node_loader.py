@@ -29,7 +29,8 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
     """Batches of a share of all nodes, with all edges among them, after PyG's `RandomNodeLoader`, on `device`.
 
     With `shuffle=True` each epoch divides the nodes of all types differently. A batch has PyG's attributes; its nodes
-    are in the order of the epoch, its edges by target.
+    are in the order of the epoch, its edges by target. Without a `seed`, nodes are shuffled exactly as by PyG's loader
+    under the same `torch.manual_seed`.
 
     Args:
         data: `Data` or `HeteroData`.
@@ -69,6 +70,7 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
                            kwargs)  # fmt: skip
 
     _item = ("node", None)
+    _orders_as_torch = True
 
     def _list_options(self) -> Iterator[str]:
         yield from show_options(num_parts=self.num_parts)

@@ -137,8 +137,6 @@ class GeneralLoader(EpochLoader):
         return isinstance(self._general, StoreAttributes) or super()._is_told_by_batches()
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
-        if not self._samples_together():
-            return Drawn(self._ask(seeds.positions, key.of_batch(number)))
         return PendingOutput(self._submit_together([seeds], [key.of_batch(number)]), _first_drawn)
 
     def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:

@@ -138,10 +138,11 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
     or writes to its arguments. The same holds if it draws random numbers of the host, or if rows of a batch depend on
     nodes other than neighbors. One line of the logger `pyg_direct` says why. Passes are also ordinary under
     checkpoints, hooks of layers and explanations, and if torch compiles a part of the model. The same holds for batches
-    that do not fit, have types, or come from other loaders, and while an earlier pass may still run backward.
+    that do not fit or come from other loaders, and while an earlier pass may still run backward.
 
     Over batches, arguments of the model may be the edges of a batch, rows of its nodes or edges, counts of each hop, or
-    constants. It must return rows of nodes. Over a whole graph, arguments and results may be lists, tuples and
+    constants. It must return rows of nodes. With types they are dicts by type and relation, or the batch; results are
+    rows of one type, or a dict of them. Over a whole graph, arguments and results may be lists, tuples and
     dicts of tensors and constants. The model may keep settings, tensors and functions as attributes. Globals and
     objects that its code reads are compared in each pass, but not the objects that these hold. Nothing is
     replayed if forward reads other tensors, prints, or keeps more than an eighth of the GPU's free memory.

@@ -130,6 +130,12 @@ class SortedBatch:
             return None
         return self._num_nodes, self._num_edges
 
+    def read_relation(self, edge_index: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+        """Return nodes of the sources' type, nodes of the targets' type and edges of each hop; None if `edge_index`
+        does not hold all edges.
+        """
+        return (self._num_nodes, self._num_targets, self._num_edges) if edge_index.shape == self.shape else None
+
     def _read_bounds(self, edge_index: Tensor) -> tuple[int, int]:
         """Return the upper bounds of the sources and of the targets of the first edges."""
         num_edges = edge_index.shape[1]
@@ -290,17 +296,18 @@ class _Relations:
     Args:
         memory: A tensor over that memory.
         begin: Position of the first edge.
-        nodes: New nodes of each hop, by type.
+        list_nodes: Returns the new nodes of each hop, by type.
         list_counts: Returns the edges of each hop, by relation in the order in that memory.
         max_degree: Upper bound of the edges of a target of one relation.
     """
 
-    def __init__(self, memory: Tensor, begin: int, version: int, nodes: Mapping[Any, Sequence[int]],
+    def __init__(self, memory: Tensor, begin: int, version: int, list_nodes: Callable[[], Mapping[Any, Sequence[int]]],
                  list_counts: Callable[[], Mapping[Any, Sequence[int]]], max_degree: int | None) -> None:  # fmt: skip
         storage = memory.untyped_storage()
         self.storage, self.address, self._version = StorageWeakRef(storage), storage._cdata, version
         self.begin, self._dtype, self._max_degree = begin, memory.dtype, max_degree
-        self._nodes, self._list_counts = _as_tuples(nodes), list_counts
+        self._list_nodes, self._list_counts = list_nodes, list_counts
+        self._nodes: Mapping[Any, Sequence[int]] = {}
         self._edges: Mapping[Any, Sequence[int]] = {}
         # Other batches may share the memory.
         self.beside: list[_Relations] = []
@@ -309,7 +316,7 @@ class _Relations:
     def find(self, place: int) -> SortedBatch | None:
         """Return the batch whose edges begin at a position of the memory."""
         if self._kinds is None:
-            self._edges = self._list_counts()
+            self._nodes, self._edges = self._list_nodes(), self._list_counts()
             # They stand one after the other, with room for one edge at least.
             sizes = [2 * max(sum(counts), 1) for counts in self._edges.values()]
             self._kinds = dict(zip(accumulate(sizes, initial=self.begin), self._edges, strict=False))
@@ -338,9 +345,10 @@ def register_relations(pairs: Mapping[Any, Tensor], num_sampled_nodes: Mapping[A
         max_degree: Upper bound of the edges of a target of one relation.
     """
     if pairs:
-        first, counts = next(iter(pairs.values())), _as_tuples(num_sampled_edges)
+        first = next(iter(pairs.values()))
+        nodes, counts = _as_tuples(num_sampled_nodes), _as_tuples(num_sampled_edges)
         begin = int(first.storage_offset())
-        _keep_relations(first, begin, first._version, num_sampled_nodes, lambda: counts, max_degree)
+        _keep_relations(first, begin, first._version, lambda: nodes, lambda: counts, max_degree)
 
 
 def _as_tuples(counts: Mapping[Any, Sequence[int]]) -> dict[Any, tuple[int, ...]]:
@@ -404,7 +412,8 @@ def register_batch(batch: Any, out: Any, is_checked: bool = True) -> None:
         own = packed.packed
         if own.relations:
             # Pairs that are viewed later, each counts its own writes.
-            _keep_relations(own.ends, own.begin + own.ends.storage_offset(), 0, nodes, own.list_counts, max_degree)
+            begin = own.begin + own.ends.storage_offset()
+            _keep_relations(own.ends, begin, 0, own.list_nodes, own.list_counts, max_degree)
         return
     for kind, counts in edges.items():
         edge_index = batch._edge_store_dict[kind]._mapping.get("edge_index") if kind in out.row else None

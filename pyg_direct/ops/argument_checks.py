@@ -105,10 +105,22 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
     return ids.contiguous()
 
 
-def check_below(name: str, ids: np.ndarray, upper: int) -> None:
-    """Check ids on the host, int32 or int64, in one pass: they must lie in [0, upper)."""
+def are_below(ids: np.ndarray, upper: int) -> bool:
+    """Report whether ids on the host, int32 or int64, lie in [0, upper), in one pass."""
     # As an unsigned number, a negative id is larger than any valid one.
-    if ids.size and np.maximum.reduce(ids.view(np.uint64 if ids.itemsize == 8 else np.uint32)) >= upper:
+    unsigned = ids.view(np.uint64 if ids.itemsize == 8 else np.uint32)
+    return not ids.size or bool(np.maximum.reduce(unsigned) < upper)
+
+
+def are_plain_ids(ids: Tensor, upper: int) -> bool:
+    """Report whether ids are int64 `[n]` on the host, contiguous, in [0, upper): those need no other check."""
+    return (ids.dtype is torch.int64 and ids.dim() == 1 and not ids.is_cuda and ids.is_contiguous()
+            and are_below(ids.detach().numpy(), upper))  # fmt: skip
+
+
+def check_below(name: str, ids: np.ndarray, upper: int) -> None:
+    """Check ids on the host, int32 or int64: they must lie in [0, upper)."""
+    if not are_below(ids, upper):
         raise IdError(f"{name} must lie in [0, {upper}), got {int(ids.min()) if ids.min() < 0 else int(ids.max())}")
 
 

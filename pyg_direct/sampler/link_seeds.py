@@ -20,7 +20,7 @@ from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, Negat
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
 from pyg_direct.graph.hetero_topo import LINKS, EdgeType
-from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.ops.argument_checks import are_plain_ids, check_ids
 from pyg_direct.ops.compute_content_hash import has_content, read_content
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.runtime.cuda.launch import current_stream, is_current
@@ -141,9 +141,11 @@ def name_ends(edge_type: EdgeType | None) -> tuple[str, str]:
 
 def _check_ends(index: EdgeSamplerInput, ends: _Ends) -> tuple[Tensor, Tensor]:
     """Check the ids of links, and return sources and targets, int64."""
-    names = name_ends(index.input_type)
-    sources = check_ids(names[0], index.row, ends.num_sources).long()
-    targets = check_ids(names[1], index.col, ends.num_targets).long()
+    sources, targets = index.row, index.col
+    given = (sources, ends.num_sources), (targets, ends.num_targets)
+    if not all(isinstance(ids, Tensor) and are_plain_ids(ids, count) for ids, count in given):
+        names = name_ends(index.input_type)
+        sources, targets = (check_ids(name, ids, count).long() for name, (ids, count) in zip(names, given, strict=True))
     if sources.numel() != targets.numel():
         raise ArgumentError("edge_label_index must have as many sources as targets, got "
                             f"{sources.numel()} and {targets.numel()}")  # fmt: skip
@@ -227,8 +229,8 @@ class LoaderLinks(EdgeSamplerInput):  # type: ignore[misc]
             links = EdgeSamplerInput.__new__(EdgeSamplerInput)
             links.input_id = index if self.input_id is None else self.input_id.index_select(0, index)
             links.row, links.col = self.row.index_select(0, index), self.col.index_select(0, index)
-            links.label, links.time = (None if value is None else value.index_select(0, index)
-                                       for value in (self.label, self.time))  # fmt: skip
+            links.label = None if self.label is None else self.label.index_select(0, index)
+            links.time = None if self.time is None else self.time.index_select(0, index)
             links.input_type = self.input_type
         else:
             links = super().__getitem__(index)

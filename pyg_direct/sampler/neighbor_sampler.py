@@ -361,26 +361,37 @@ class NeighborSampler(OwnSampler):
         plan = self._open_plan(windows=has_windows(inputs[0].time))
         if not isinstance(plan, GeneralPlan):
             return Finished([self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)])
-        requests = [
-            (seed, time if self.is_temporal else None)
-            for seed, time in (_by_type(index, self.is_hetero) for index in inputs)
-        ]
+        is_hetero, is_temporal = self.is_hetero, self.is_temporal
+        requests = []
+        for index in inputs:
+            seed, time = _by_type(index, is_hetero)
+            requests.append((seed, time if is_temporal else None))
 
         def give(samples: list[GeneralSample]) -> list[SamplerOutput | HeteroSamplerOutput]:
-            outs = [to_general_output(sample, self.is_hetero) for sample in samples]
-            times: Sequence[Any] = [index.time for index in inputs]
-            there = [sample.seed_time for sample in samples if sample.seed_time is not None]
-            if len(there) == len(times) and all(own.dtype == torch.int64 for own in times):
-                times = [copied.view(own.shape) for copied, own in zip(there, times, strict=True)]
-            else:
-                times = upload_parts(times, self.device)
-            if plan.topology.topo.lists is not None:
-                outs = [move_output(out, self.device) for out in outs]
-            for out, index, time in zip(outs, inputs, times, strict=True):
+            times = self._bring_times(samples, [index.time for index in inputs])
+            lies_in_file = plan.topology.topo.lists is not None
+            outs = []
+            for sample, index, time in zip(samples, inputs, times, strict=True):
+                out = to_general_output(sample, is_hetero)
+                outs.append(out := move_output(out, self.device) if lies_in_file else out)
                 out.metadata = (index.input_id, time)
             return outs
 
         return PendingOutput(plan.submit_together(requests, keys), give)
+
+    def _bring_times(self, samples: Sequence[GeneralSample], times: Sequence[Tensor | None]
+                     ) -> Sequence[Tensor | None]:  # fmt: skip
+        """Return the times of seeds on the device; those that came with the samples are not copied again."""
+        brought: list[Tensor | None] = []
+        for sample, own in zip(samples, times, strict=True):
+            copied = sample.seed_time
+            if own is None:
+                brought.append(None)
+            elif copied is None or own.dtype != torch.int64:
+                return upload_parts(times, self.device)
+            else:
+                brought.append(copied if own.dim() == 1 else copied.view(own.shape))
+        return brought
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
                           key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip

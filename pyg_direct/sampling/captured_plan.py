@@ -218,10 +218,22 @@ class PendingList:
 
 
 class PendingOutput:
-    """Output made of a result on its way, once this result is there."""
+    """Output made of a result on its way, once this result is there.
+
+    Args:
+        pending: The result; another output on its way adds its steps to this one's.
+        make: The step that makes the output of the result.
+    """
+
+    _pending: Pending | PendingList | Finished
+    _steps: tuple[Callable[[Any], Any], ...]
 
     def __init__(self, pending: Pending | PendingList | PendingOutput | Finished, make: Callable[[Any], Any]) -> None:
-        self._pending, self._make = pending, make
+        # Not one in the other: the loader asks for the stream, and each level would pass this on.
+        if isinstance(pending, PendingOutput):
+            self._pending, self._steps = pending._pending, (*pending._steps, make)
+        else:
+            self._pending, self._steps = pending, (make,)
 
     @property
     def stream(self) -> Any:
@@ -234,7 +246,10 @@ class PendingOutput:
 
     def finish(self) -> Any:
         """Wait for the result and make the output, once."""
-        return self._make(self._pending.finish())
+        made = self._pending.finish()
+        for make in self._steps:
+            made = make(made)
+        return made
 
 
 def is_on_its_way(pending: Any) -> bool:
@@ -315,8 +330,11 @@ class CapturedPlan:
 
     def _claim_slot(self, pending: Pending) -> Any:
         """Claim a slot without a batch on its way, large enough for the seeds."""
-        busy = [other._slot for other in self._pending]
-        idle = next((slot for slot in self._slots if slot not in busy), None)
+        busy, idle = [other._slot for other in self._pending], None
+        for slot in self._slots:
+            if slot not in busy:
+                idle = slot
+                break
         if idle is None and len(self._slots) >= self._most_slots:
             oldest = self._pending[0]
             self.finish(oldest)

@@ -55,7 +55,7 @@ from pyg_direct.runtime.cuda.launch import OPEN
 from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs
-from pyg_direct.sampling.link_endpoints import EndList, Ends, draw_ends, list_ways, place_ends
+from pyg_direct.sampling.link_endpoints import EndList, Ends, LinkInbox, list_ways, place_ends
 from pyg_direct.sampling.local_ids import fits_table
 from pyg_direct.sampling.seeds import Request, SeedList, list_ends, list_seeds, name_seed
 
@@ -175,6 +175,7 @@ class Slot(captured_plan.Slot):
         # Words of the inbox before the seeds, as they were written last.
         self.header: tuple[Any, ...] | None = None
         self.arrived = reserve(room)
+        self.links = LinkInbox(plan.find_seeds(), self.inbox_words, self.inbox, plan.num_batches, self.arrived)
         self.state = torch.zeros(STATE, dtype=torch.int64, device=device)
         self.state[BAD_SEED] = NO_POSITION
         self.begins, self.firsts = reserve((hops + 1) * (classes + 1)), reserve(rows * (entries + 1))
@@ -297,7 +298,7 @@ class HeteroGpuPlan(CapturedPlan):
         """Find the places of the parts of an identity."""
         if not self.disjoint:
             return Layout(0, 0, 0)
-        tree_shift = max(self.topology.topo.num_nodes.values(), default=0).bit_length()
+        tree_shift = self.topology.topo.id_bits
         tree_bits = (capacity.trees - 1).bit_length()
         # So many that most buckets are sorted whole.
         range_bits = (capacity.edges // (sorted_buckets.TILE << tree_bits)).bit_length()
@@ -410,7 +411,7 @@ class HeteroGpuPlan(CapturedPlan):
             words[HEADER + self.num_batches : seeds] = [*accumulate([*listed.counts, *missing], initial=0),
                                                         *listed.first_trees, *missing]  # fmt: skip
         if is_links:
-            draw_ends(listed, seeds, words, slot.inbox, self.num_batches, slot.arrived)
+            slot.links.draw(listed)
         elif is_there:
             slot.arrived[:count].copy_(listed.ids)
             if listed.times is not None:
@@ -632,9 +633,8 @@ class HeteroGpuPlan(CapturedPlan):
         """Note the local ids of the ends of links in their samples; trees become numbers of links."""
         parts: Sequence[Tensor] = [trees]
         if self.num_batches > 1:
-            parts = trees.split([sum(len(ids) for ids in own.node.values()) for own in samples])
-        table = slot.inbox_words[self.find_seeds() :][: TABLE * self.num_batches].reshape(-1, TABLE)
-        failures = table[:, 2:].tolist()
+            parts = trees.split([sum(own.sizes.values()) for own in samples])
+        failures = slot.links.table[:, 2:].tolist()
         starts = self.topology.topo.type_starts
         for number, sample in zip(range(len(listed.requests)), samples, strict=False):
             sample.ends = place_ends(listed, number, sample, slot.nodes, parts[number], slot.arrived, starts,

@@ -44,7 +44,7 @@ from pyg_direct.ops.run_kernel import runs_on_gpu, threads_for
 from pyg_direct.ops.sampling.sample_hetero import Frontier, PairList, Picked, Rules, find_edges, pick_edges, sort_pairs
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.runtime.host.threads import one_thread
-from pyg_direct.sampling.captured_plan import Finished, PendingList, PendingOutput
+from pyg_direct.sampling.captured_plan import Finished, Pending, PendingList, PendingOutput
 from pyg_direct.sampling.hetero_gpu import HeteroGpuPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs, split_parts
 from pyg_direct.sampling.link_endpoints import Ends, Excluded, list_pairs
@@ -230,7 +230,7 @@ class GeneralPlan:
 
     def submit_together(self, requests: Sequence[Any], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None, *, repeats: bool = False
-                        ) -> PendingOutput | Finished:  # fmt: skip
+                        ) -> PendingOutput | Pending | Finished:  # fmt: skip
         """Start to sample several batches; `finish()` of the returned object gives the result of `sample_together`.
 
         Args:
@@ -249,8 +249,11 @@ class GeneralPlan:
         size = len(keys) if self.disjoint else 1
         ways = requests[0].ways if isinstance(requests[0], Ends) else ()
         options = (repeats, ways) if ways else (repeats,)
-        number = min((known for known, *own in self._captured if known >= size and (*own,) == options), default=size)
-        plan = self._captured.get((number, *options))
+        plan, number = self._captured.get((size, *options)), size
+        if plan is None:
+            number = min((known for known, *own in self._captured if known >= size and (*own,) == options),
+                         default=size)  # fmt: skip
+            plan = self._captured.get((number, *options))
         if plan is None:
             all_edges = np.full(len(self.topology.topo.edge_types), -1)
             plan = self._captured[(number, *options)] = HeteroGpuPlan(
@@ -262,8 +265,13 @@ class GeneralPlan:
             own = slice(first, first + size)
             without = None if excluded is None else self._sort_excluded(excluded[own])
             pending.append(plan.submit(requests[own], keys[own], without))
-        return PendingOutput(PendingList(pending), lambda groups: [
-            self._turn_both_ways(sample) for sample in chain.from_iterable(groups)])  # fmt: skip
+        return self._join(pending)
+
+    def _join(self, pending: Sequence[Pending]) -> PendingOutput | Pending:
+        """Join batches that were enqueued one after the other, in both directions if the recipe says so."""
+        joined = pending[0] if len(pending) == 1 else PendingOutput(PendingList(pending), _list_samples)
+        is_turned = self.recipe.subgraph_type == "bidirectional"
+        return PendingOutput(joined, self._turn_all) if is_turned else joined
 
     def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
                     ) -> list[GeneralSample]:  # fmt: skip
@@ -288,6 +296,9 @@ class GeneralPlan:
         num_edges = sum(pair.shape[1] for sample in samples for pair in sample.edge_index.values())
         self._most_edges = max(self._most_edges, num_edges)
         return samples
+
+    def _turn_all(self, samples: list[GeneralSample]) -> list[GeneralSample]:
+        return [self._turn_both_ways(sample) for sample in samples]
 
     def _turn_both_ways(self, sample: GeneralSample) -> GeneralSample:
         """Return the sample with its edges in both directions, if the recipe says so."""
@@ -441,6 +452,11 @@ class GeneralPlan:
         induced.num_sampled_nodes = induced.num_sampled_edges = None
         induced.num_seeds = sample.num_seeds
         return induced
+
+
+def _list_samples(groups: Sequence[list[GeneralSample]]) -> list[GeneralSample]:
+    """List the samples of groups of batches one after the other."""
+    return [*chain.from_iterable(groups)]
 
 
 def list_different(seeds: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:

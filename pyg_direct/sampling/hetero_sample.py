@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,78 +13,34 @@ from torch import Tensor
 
 from pyg_direct.errors import LoaderWarning, warn
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
-from pyg_direct.runtime.host.tensor_views import ordinary_tensors
+from pyg_direct.runtime.host.lazy_dict import LazyDict
 from pyg_direct.sampling.link_endpoints import PlacedEnds
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-# Of all dictionaries: their items are made in microseconds, by one thread.
-_MAKING = threading.RLock()
-if hasattr(os, "register_at_fork"):
-    # A thread of the parent may hold it.
-    os.register_at_fork(after_in_child=lambda: globals().update(_MAKING=threading.RLock()))
 
+class PackedNodes:
+    """Nodes of a batch, type after type in an array, and then their trees; parts are viewed at the first use.
 
-class _Made(dict[_Key, _Value]):
-    """Dictionary that is copied and pickled as one of Python's own."""
+    Args:
+        nodes: Nodes of all batches that share the memory, and then their trees if trees are told apart.
+        sizes: Nodes of each type.
+        begin: Position of the first node of the batch.
+        num_together: Nodes of all these batches.
+    """
 
-    __slots__ = ("_make",)
+    def __init__(self, types: Sequence[str], nodes: Tensor, sizes: list[int], begin: int, num_together: int) -> None:
+        self._types, self._nodes, self._sizes, self._begin, self._count = types, nodes, sizes, begin, num_together
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return dict, (dict(self),)
+    def view_nodes(self) -> dict[str, Tensor]:
+        """Return the ids of the nodes, int64 `[M]`, by type."""
+        return self._view(self._begin)
 
+    def view_trees(self) -> dict[str, Tensor]:
+        """Return the trees of the nodes, int64 `[M]`, by type."""
+        return self._view(self._count + self._begin)
 
-class LazyDict(_Made[_Key, _Value]):
-    """Dictionary whose items are made at the first use; afterwards it is as fast as any."""
-
-    __slots__ = ()
-
-    def __init__(self, make: Callable[[], Mapping[_Key, _Value]]) -> None:
-        self._make: Callable[[], Mapping[_Key, _Value]] = make
-
-    def when_made(self, change: Callable[[Mapping[_Key, _Value]], None]) -> None:
-        """Change the items of a dictionary that was not used yet, as soon as they are made."""
-        make = self._make
-
-        def make_changed() -> Mapping[_Key, _Value]:
-            items = make()
-            change(items)
-            return items
-
-        self._make = make_changed
-
-    def _fill(self) -> None:
-        with _MAKING:
-            if type(self) is LazyDict:
-                if torch.is_inference_mode_enabled():
-                    with ordinary_tensors():
-                        items = self._make()
-                else:
-                    items = self._make()
-                dict.update(self, items)
-                # Last: another thread may look meanwhile.
-                self._make, self.__class__ = _none, _Made  # type: ignore[assignment]
-
-
-def _none() -> dict[Any, Any]:
-    return {}
-
-
-def _filled(name: str) -> Callable[..., Any]:
-    """Return a method of `dict` that makes the items first."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(self) is LazyDict:
-            self._fill()
-        return getattr(_Made, name)(self, *args, **kwargs)
-
-    return method
-
-
-for _name in ("__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__",
-              "__or__", "__reduce_ex__", "__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get",
-              "items", "keys", "pop", "popitem", "setdefault", "update", "values"):  # fmt: skip
-    setattr(LazyDict, _name, _filled(_name))
+    def _view(self, begin: int) -> dict[str, Tensor]:
+        parts = _split_apart(_narrow(self._nodes, begin, sum(self._sizes)), self._sizes)
+        return dict(zip(self._types, parts, strict=True))
 
 
 class PackedEdges:
@@ -95,23 +49,27 @@ class PackedEdges:
     Args:
         relations: The relations, in the order of their edges.
         counts: Edges of each hop, int64 `[H, R]`.
+        types: The node types.
+        node_counts: Nodes of each hop, int64 `[H + 1, T]`.
         begin: Positions of the first pair and of the first id of the batch.
 
     Attributes:
-        list_counts: Returns the edges of each hop by relation, as new lists; it does not hold the arrays.
+        list_counts, list_nodes: Return the edges and the nodes of each hop, by relation and by type, as new lists; they
+            do not hold the arrays.
     """
 
     def __init__(self, relations: Sequence[EdgeType], ends: Tensor, ids: Tensor, counts: np.ndarray,
-                 begin: tuple[int, int] = (0, 0)) -> None:  # fmt: skip
+                 types: Sequence[str], node_counts: np.ndarray, begin: tuple[int, int] = (0, 0)) -> None:  # fmt: skip
         self.relations, self.ends, self.begin = relations, ends, begin[0]
         self._ids, self._counts, self._first_id = ids, counts, begin[1]
         self.list_counts = partial(_list_counts, relations, counts)
+        self.list_nodes = partial(_list_counts, types, node_counts)
 
     def view_all(self) -> tuple[Sequence[Tensor], Sequence[Tensor], list[list[int]]]:
         """Return (pairs, ids, edges of each hop) of all relations, see `view_pairs`, `view_ids` and `list_counts`."""
-        counts = self._counts.T.tolist()
-        sizes = [*map(sum, counts)]
-        return _split_pairs(self.ends, self.begin, sizes), self._split_ids(sizes), counts
+        # Of a hundred relations, NumPy adds up faster than Python.
+        sizes = self._counts.sum(0).tolist()
+        return _split_pairs(self.ends, self.begin, sizes), self._split_ids(sizes), self._counts.T.tolist()
 
     def view_pairs(self) -> dict[EdgeType, Tensor]:
         """Return the local ids of sources and targets, int64 `[2, E']`, by relation."""
@@ -123,11 +81,11 @@ class PackedEdges:
         return dict(zip(self.relations, self._split_ids(self._counts.sum(0).tolist()), strict=True))
 
     def _split_ids(self, sizes: list[int]) -> Sequence[Tensor]:
-        return split_parts(self._ids.narrow(0, self._first_id, sum(sizes)), sizes)
+        return _split_apart(_narrow(self._ids, self._first_id, sum(sizes)), sizes)
 
 
-def _list_counts(relations: Sequence[EdgeType], counts: np.ndarray) -> dict[EdgeType, list[int]]:
-    return dict(zip(relations, counts.T.tolist(), strict=True))
+def _list_counts(names: Sequence[Any], counts: np.ndarray) -> dict[Any, list[int]]:
+    return dict(zip(names, counts.T.tolist(), strict=True))
 
 
 @dataclass
@@ -263,35 +221,36 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     nodes, ends, edge_ids = outputs
     sampled_nodes = node_counts.T.tolist()
     sizes = [*map(sum, sampled_nodes)]
-    parts = split_parts(nodes, [*sizes, *sizes, *words] if disjoint else [*sizes, *words])
-    trees, rest = parts[len(sizes) :], parts[len(parts) - len(words) :]
-    first_counts = [counts[0] for counts in sampled_nodes]
-    num_together, samples, begin = sum(sizes), [], (0, 0)
+    num_types, num_together = len(types), sum(sizes)
+    rest = 2 * num_together if disjoint else num_together
+    parts = split_parts(_narrow(nodes, rest, sum(words)), [*words])
+    samples, begin, first = [], (0, 0), 0
+    counts, of_nodes, own_sizes, own_counts = num_edges, node_counts, sizes, sampled_nodes
     for number in range(num_batches):
         if num_batches > 1:
-            own, of_edges = (slice(number * len(kinds), (number + 1) * len(kinds)) for kinds in (types, relations))
-        else:
-            own = of_edges = slice(None)
-        counts = num_edges[:, of_edges]
-        edges = PackedEdges(relations, ends, edge_ids, counts, begin)
+            at, place = number * num_types, number * len(relations)
+            counts, of_nodes = num_edges[:, place : place + len(relations)], node_counts[:, at : at + num_types]
+            own_sizes, own_counts = sizes[at : at + num_types], sampled_nodes[at : at + num_types]
+        own = PackedNodes(types, nodes, own_sizes, first, num_together)
+        edges = PackedEdges(relations, ends, edge_ids, counts, types, of_nodes, begin)
         if num_batches > 1:
-            of_relations = counts.sum(0)
+            of_relations, first = counts.sum(0), first + sum(own_sizes)
             begin = begin[0] + 2 * int(np.maximum(of_relations, 1).sum()), begin[1] + int(of_relations.sum())
         samples.append(GeneralSample(
-            node=dict(zip(types, parts[own], strict=False)),
+            node=LazyDict(own.view_nodes),
             edge_index=LazyDict(edges.view_pairs),
             edge=LazyDict(edges.view_ids),
-            batch=dict(zip(types, trees[own], strict=False)) if disjoint else None,
-            num_sampled_nodes=dict(zip(types, sampled_nodes[own], strict=True)) if has_hops else None,
+            batch=LazyDict(own.view_trees) if disjoint else None,
+            num_sampled_nodes=dict(zip(types, own_counts, strict=True)) if has_hops else None,
             num_sampled_edges=LazyDict(edges.list_counts) if has_hops else None,
             memory=outputs,
             max_degree=max_degree,
-            num_seeds=dict(zip(types, first_counts[own], strict=True)),
+            num_seeds={kind: of_hops[0] for kind, of_hops in zip(types, own_counts, strict=True)},
             packed=edges,
-            sizes=dict(zip(types, sizes[own], strict=True)),
+            sizes=dict(zip(types, own_sizes, strict=True)),
             num_together=num_together,
-            starts=rest[0] if rest else None,
-            seed_time=rest[1 + number] if len(rest) > 1 + number else None,
+            starts=parts[0] if words else None,
+            seed_time=parts[1 + number] if len(parts) > 1 + number else None,
         ))  # fmt: skip
     return samples
 
@@ -305,15 +264,23 @@ def _split_pairs(ends: Tensor, place: int, sizes: list[int]) -> list[Tensor]:
     """Pairs `[2, E']` that stand one after the other from a place on, with room for one edge at least; torch counts
     writes to each on its own.
     """
-    pairs, view = [], ends.as_strided
-    # A view of a part of memory has the offset of the part.
-    place += int(ends.storage_offset())
-    # Without the links that torch keeps for views: two thirds of the time of a split and a view of each part.
+    room = [2 * size or 2 for size in sizes]
+    parts = _split_apart(_narrow(ends, place, sum(room)), room)
+    # A view by shape takes torch less time than one by strides.
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        for size in sizes:
-            pairs.append(view((2, size), (size or 1, 1), place))
-            place += 2 * size or 2
-    return pairs
+        return [part.view(2, -1) if size else part.as_strided((2, 0), (1, 1))
+                for part, size in zip(parts, sizes, strict=True)]  # fmt: skip
+
+
+def _split_apart(array: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """As `split_parts`, without the links that torch keeps for views, which take it a third of the time."""
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        return split_parts(array, sizes)
+
+
+def _narrow(array: Tensor, begin: int, size: int) -> Tensor:
+    """Return a part of an array; the array itself if it is all of it."""
+    return array if array.shape[0] == size else array.narrow(0, begin, size)
 
 
 def split_by(names: tuple, array: Tensor, sizes: list[int], dim: int = 0) -> dict:  # type: ignore[type-arg]

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from pyg_direct.graph.placed_topology import PlacedTopology
-from pyg_direct.kernels.batch_counters import FAR
 from pyg_direct.object_text import one_line
 from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.ops.sampling.find_induced import Candidates, NeighborLists, count_inside
+from pyg_direct.ops.sampling.find_induced import Candidates, NeighborLists, count_inside, enter_set
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling.sampling_options import Sample
 
@@ -54,12 +53,12 @@ class PendingInduced:
 
     def __init__(self, plan: InducedPlan, table: _Table, candidates: Candidates, num_nodes: Tensor | None) -> None:
         self._plan, self._table, self._candidates = plan, table, candidates
-        sums = candidates.sums.sum().view(1)
-        self._sizes = sums if num_nodes is None else torch.cat([sums, num_nodes])
+        # A GPU copies some kilobytes in the time of a sum.
+        self._sums, self._num_nodes = candidates.sums, num_nodes
         self._is_read: torch.cuda.Event | None = None
-        if sums.is_cuda:
-            there = torch.empty(self._sizes.shape, dtype=torch.int64, device="cpu", pin_memory=True)
-            self._sizes = there.copy_(self._sizes, non_blocking=True)
+        if self._sums.is_cuda:
+            self._sums = _copy_to_host(self._sums)
+            self._num_nodes = None if num_nodes is None else _copy_to_host(num_nodes)
             self._is_read = torch.cuda.Event()
             self._is_read.record()
 
@@ -71,8 +70,8 @@ class PendingInduced:
         """
         if self._is_read is not None:
             self._is_read.synchronize()
-        num_edges, *others = self._sizes.tolist()
-        nodes = self._candidates.nodes[: others[0]] if others else self._candidates.nodes
+        num_edges = int(self._sums.numpy().sum())
+        nodes = self._candidates.nodes if self._num_nodes is None else self._candidates.nodes[: int(self._num_nodes)]
         ends, edges = self._candidates.emit(num_edges, rows_first=self._plan.direction == "out")
         self._plan.put_back(self._table, nodes)
         return Sample(nodes, ends, edges, [nodes.numel()] * 2, [0, num_edges])
@@ -103,8 +102,8 @@ class InducedPlan:
         """Start to find the subgraph of nodes, on torch's current stream.
 
         Args:
-            nodes: int64 `[M]`, on the CPU or the plan's device; on the CPU they must lie in [0, N). If one repeats,
-                edges join its first place, and each place has its row.
+            nodes: int64 `[M]`, for draws also int32, on the CPU or the plan's device; on the CPU they must lie in
+                [0, N). If one repeats, edges join its first place, and each place has its row.
             is_set: False for draws that repeat: they become one node each, ascending.
 
         Raises:
@@ -120,13 +119,12 @@ class InducedPlan:
                 return self._submit_on_cpu(nodes if is_set else _sort_out(nodes))
         nodes = upload(nodes, self.topology.device)
         table = self._take()
-        if is_set:
-            places, num_nodes = torch.arange(nodes.numel(), dtype=torch.int32, device=nodes.device), None
-            table.local_of_node.index_fill_(0, nodes, FAR)
-            table.local_of_node.scatter_reduce_(0, nodes, places, "amin")
-        else:
-            nodes, num_nodes = _gather_first(nodes, table.local_of_node)
-        return PendingInduced(self, table, count_inside(self.lists, nodes, table.local_of_node, num_nodes), num_nodes)
+        if not is_set and self.topology.num_nodes < 2**31:
+            # Sorted in half the time.
+            nodes = nodes.int()
+        nodes, num_nodes = (nodes, None) if is_set else _gather_first(nodes)
+        offsets = enter_set(self.lists, nodes, table.local_of_node, num_nodes)
+        return PendingInduced(self, table, count_inside(self.lists, nodes, table.local_of_node, offsets), num_nodes)
 
     def _submit_on_cpu(self, nodes: Tensor) -> PendingInduced:
         ids = nodes.numpy()
@@ -160,22 +158,29 @@ def _sort_out(draws: Tensor) -> Tensor:
     ordered = np.sort(draws.numpy())
     is_new = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
-    return torch.from_numpy(ordered[is_new])
+    return torch.from_numpy(ordered[is_new].astype(np.int64, copy=False))
 
 
-def _gather_first(draws: Tensor, local_of_node: Tensor) -> tuple[Tensor, Tensor]:
-    """(nodes of draws, each once and ascending, then any; how many, int64 `[1]`), and their places in the table.
+def _gather_first(draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Gather the nodes of draws, each once and ascending, without a wait.
 
-    No wait: there is room for as many as there are draws.
+    Args:
+        draws: int64 or int32, on a GPU.
+
+    Returns:
+        (int64, as many as there are draws, of which the first count; how many, int64 `[1]`)
     """
     if draws.numel() == 0:
-        return draws, draws.new_zeros(1)
+        return draws.long(), torch.zeros(1, dtype=torch.int64, device=draws.device)
     ordered = draws.sort().values
     is_new = torch.ones(draws.numel(), dtype=torch.bool, device=draws.device)
     torch.ne(ordered[1:], ordered[:-1], out=is_new[1:])
     ends = is_new.cumsum(0)
-    places = ends - 1
     # All places of a repeated node write the same.
-    nodes = torch.zeros_like(ordered).scatter_(0, places, ordered)
-    local_of_node.scatter_(0, ordered, places.int())
+    nodes = torch.zeros_like(ends).scatter_(0, ends - 1, ordered.long())
     return nodes, ends[-1:]
+
+
+def _copy_to_host(values: Tensor) -> Tensor:
+    """Copy a tensor to pinned memory; the copy is complete after the work that a GPU has been given."""
+    return torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True).copy_(values, non_blocking=True)

@@ -1,7 +1,7 @@
 """Link ends: the pairs of nodes whose edges a batch leaves out, and links as seeds of a plan on a GPU.
 
 `list_pairs` lists the excluded pairs, such as the links that a batch predicts. `Ends` are links that a plan on a
-GPU samples around. Kernels draw their negatives (`draw_ends`), and find the ends in the batch (`place_ends`).
+GPU samples around. Kernels draw their negatives (`LinkInbox`), and find the ends in the batch (`place_ends`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo, PlacedHetero
 from pyg_direct.kernels.sampling.link_ends import TABLE, WAY, draw_links_gpu, place_links_gpu
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.ops.run_kernel import grid_for, run_gpu
+from pyg_direct.ops.run_kernel import grid_for, prepare_gpu, run_gpu
+from pyg_direct.runtime.cuda.launch import OPEN
 from pyg_direct.sampling.negative_links import TRIES, EdgeSet, Nodes
 
 # Sources and targets by relation, ids within their types, int64 `[2, P]`; pairs need not be edges.
@@ -126,34 +127,52 @@ class PlacedEnds(NamedTuple):
     num_edges: int = 0
 
 
-def draw_ends(listed: EndList, given: int, words: np.ndarray, inbox: Tensor, num_batches: int, arrived: Tensor
-              ) -> None:  # fmt: skip
-    """Write the links of a group of batches to an inbox, and draw their negatives into `arrived`.
+class LinkInbox:
+    """Links of a group of batches on their way to a GPU: a part of an inbox, and the launch that draws negatives.
 
     Args:
         given: First word of the inbox for them.
+        words: The inbox, as NumPy sees it.
         num_batches: Batches of the plan; those after the given ones are empty.
         arrived: All ends, as seeds, and then their times, int64 on the GPU.
     """
-    table = words[given : given + TABLE * num_batches].reshape(num_batches, TABLE)
-    table[:] = 0
-    at = given + table.size
-    for row, ends in zip(table, listed.requests, strict=False):
-        row[0], row[1] = ends.num_links, ends.more_targets
-        for part in (ends.sources, ends.targets, *(() if ends.time is None else (ends.time,))):
-            count = part.numel()
-            words[at : at + count] = part.numpy().reshape(-1)
-            at += count
-    first, none = listed.requests[0], arrived[:0]
-    # Without negatives nothing is drawn.
-    tables = (1, none, none, none.double()) * 2 if first.nodes is None else [*first.nodes[0].tables,
-                                                                            *first.nodes[1].tables]  # fmt: skip
-    avoided = [] if first.avoided is None else first.avoided.parts
-    most = sum(ends.num_links + ends.more_targets for ends in listed.requests)
-    # The first array names the GPU; the inbox is on the host.
-    run_gpu(draw_links_gpu, grid_for(most, arrived), arrived, inbox, given, num_batches, listed.num_types,
-            *listed.type_numbers, first.width, int(first.is_triplet), *tables, TRIES if avoided else 1,
-            *[*avoided, none, none][:2])  # fmt: skip
+
+    def __init__(self, given: int, words: np.ndarray, inbox: Tensor, num_batches: int, arrived: Tensor) -> None:
+        self._given, self._words, self._inbox, self._arrived = given, words, inbox, arrived
+        self.table = words[given : given + TABLE * num_batches].reshape(num_batches, TABLE)
+        # Options of the batch before, and its launch: those of a loader's batches are the same.
+        self._options: tuple[Any, ...] = ()
+        self._launch: Any = None
+
+    def draw(self, listed: EndList) -> None:
+        """Write links to the inbox, and draw their negatives into `arrived`."""
+        words, table, at = self._words, self.table, self._given + self.table.size
+        table[:] = 0
+        most = 0
+        for row, ends in zip(table, listed.requests, strict=False):
+            row[:2] = ends.num_links, ends.more_targets
+            most += ends.num_links + ends.more_targets
+            for part in (ends.sources, ends.targets, ends.time):
+                if part is not None:
+                    count = part.numel()
+                    words[at : at + count] = part.numpy().reshape(-1)
+                    at += count
+        first = listed.requests[0]
+        options = first.nodes, first.avoided, listed.type_numbers, first.width, first.is_triplet
+        if options != self._options:
+            self._options, self._launch = options, self._prepare(listed, first)
+        # The first array names the GPU; the inbox is on the host.
+        self._launch(grid_for(most, self._arrived), (self._arrived,))
+
+    def _prepare(self, listed: EndList, first: Ends) -> Any:
+        none = self._arrived[:0]
+        # Without negatives nothing is drawn.
+        tables = (1, none, none, none.double()) * 2 if first.nodes is None else [*first.nodes[0].tables,
+                                                                                *first.nodes[1].tables]  # fmt: skip
+        avoided = [] if first.avoided is None else first.avoided.parts
+        return prepare_gpu(draw_links_gpu, OPEN, self._inbox, self._given, len(self.table), listed.num_types,
+                           *listed.type_numbers, first.width, int(first.is_triplet), *tables, TRIES if avoided else 1,
+                           *[*avoided, none, none][:2])  # fmt: skip
 
 
 def place_ends(listed: EndList, number: int, sample: Any, nodes: Tensor, trees: Tensor, arrived: Tensor,
@@ -163,29 +182,31 @@ def place_ends(listed: EndList, number: int, sample: Any, nodes: Tensor, trees: 
     Args:
         nodes: Its nodes as ids of the id space, seeds first, int64; unused with trees.
         trees: Trees of all its nodes, int64 on the GPU, which become numbers of links; `[0]` without trees.
-        arrived: See `draw_ends`.
+        arrived: See `LinkInbox`.
         type_starts: Start of each type in the id space, int64 `[T + 1]`.
     """
-    ends, num_types, disjoint = listed.requests[number], listed.num_types, sample.batch is not None
-    begins = listed.begins[number * num_types : (number + 1) * num_types]
-    at = [begins[own] for own in listed.type_numbers]
-    is_one_type = listed.type_numbers[0] == listed.type_numbers[1]
-    at[1] += ends.num_pairs if is_one_type else 0
-    if disjoint:
-        ranges = [0, 0, 0, ends.num_pairs if is_one_type else 0, 0, 0]
-    else:
-        firsts = [0, *accumulate(sample.num_seeds.values())]
-        ranges = [value for own in listed.type_numbers
-                  for value in (firsts[own], firsts[own + 1], int(type_starts[own]))]  # fmt: skip
-    num_times = ends.width * ends.num_pairs
-    memory = arrived.new_empty(ends.numel() + num_times)
-    places, times = memory.unsafe_split_with_sizes([ends.numel(), num_times]) if num_times else (memory, memory[:0])
+    ends, (source, target), disjoint = listed.requests[number], listed.type_numbers, sample.batch is not None
+    first, count, width = number * listed.num_types, ends.numel(), ends.width
+    source_at, target_at = listed.begins[first + source], listed.begins[first + target]
+    own_sources = ends.num_pairs if source == target else 0
+    target_at += own_sources
+    ranges: Sequence[int] = 0, 0, 0, own_sources, 0, 0
+    if not disjoint:
+        firsts = [*accumulate(sample.num_seeds.values(), initial=0)]
+        ranges = (firsts[source], firsts[source + 1], int(type_starts[source]),
+                  firsts[target], firsts[target + 1], int(type_starts[target]))  # fmt: skip
+    num_times = width * ends.num_pairs
+    places = memory = arrived.new_empty(count + num_times)
+    # Empty without times.
+    times = arrived[:0]
+    if num_times:
+        places, times = memory.unsafe_split_with_sizes([count, num_times])
     labels = memory.new_empty(ends.num_pairs if ends.has_labels else 0, dtype=torch.float32)
-    times_at = listed.numel() + ends.width * begins[0]
-    run_gpu(place_links_gpu, grid_for(max(memory.numel(), trees.numel()), arrived), nodes, arrived, ends.num_links,
-            ends.more_targets, int(ends.is_triplet), *at, times_at, *ranges, int(disjoint), trees, places, labels,
-            times)  # fmt: skip
-    own_times = None if ends.time is None else times.view(-1, 2) if ends.width == 2 else times
+    times_at = listed.begins[-1] + width * listed.begins[first]
+    run_gpu(place_links_gpu, grid_for(max(count + num_times, trees.shape[0]), arrived), nodes, arrived, ends.num_links,
+            ends.more_targets, int(ends.is_triplet), source_at, target_at, times_at, *ranges, int(disjoint), trees,
+            places, labels, times)  # fmt: skip
+    own_times = None if ends.time is None else times.view(-1, 2) if width == 2 else times
     return PlacedEnds(places, labels, own_times, *failures)
 
 

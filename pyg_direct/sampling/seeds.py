@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.graph.hetero_topo import HeteroTopo, PlacedHetero
-from pyg_direct.ops.argument_checks import check_below, check_ids, check_integers
+from pyg_direct.ops.argument_checks import are_below, check_below, check_ids, check_integers
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.sampling.link_endpoints import EndList, Ends
 
@@ -166,10 +166,12 @@ def _find_alike(topo: HeteroTopo, requests: Sequence[Request]) -> tuple[str, lis
     kind, all_ids, all_times = None, [], []
     for seeds, seed_time in requests:
         given = _by_type(topo, "seeds", seeds)
-        ids = given.get(next(iter(given), "") if kind is None else kind)
-        if len(given) != 1 or not _is_list(ids):
+        if len(given) != 1:
             return None
-        (kind,) = given
+        ((own, ids),) = given.items()
+        if kind not in (None, own) or not _is_list(ids):
+            return None
+        kind = own
         all_ids.append(ids)
         if topo.is_temporal and seed_time is not None:
             times = _by_type(topo, "seed_time", seed_time)
@@ -186,14 +188,15 @@ def _list_alike(topo: HeteroTopo, kind: str, ids: list[Tensor], times: list[Tens
     """As `list_seeds` in a third of the time, for the result of `_find_alike`."""
     if topo.is_temporal and not times:
         _check_own_times(topo, {kind: ids[0]})
-    whole, whole_times = (
-        parts[0] if len(parts) == 1 else torch.cat(parts) if parts else None for parts in (ids, times)
-    )
-    assert whole is not None
-    check_below(_name_seeds(topo, kind), whole.numpy(), topo.num_nodes[kind])
-    num_types, number = len(topo.node_types), topo.node_types.index(kind)
-    counts, first_trees = ([0] * (len(ids) * num_types) for _ in range(2))
-    counts[number::num_types] = sizes = [len(own) for own in ids]
+    whole = ids[0] if len(ids) == 1 else torch.cat(ids)
+    whole_times = None if not times else times[0] if len(times) == 1 else torch.cat(times)
+    words = whole.numpy()
+    if not are_below(words, topo.num_nodes[kind]):
+        check_below(_name_seeds(topo, kind), words, topo.num_nodes[kind])
+    num_types = len(topo.node_types)
+    counts, first_trees = [0] * (len(ids) * num_types), [0] * (len(ids) * num_types)
+    # Not by `len`, which takes torch a microsecond.
+    counts[topo.node_types.index(kind) :: num_types] = sizes = [own.shape[0] for own in ids]
     most = max(sizes)
     if disjoint:
         _find_bits(topo, most, len(counts) + 1)
@@ -301,7 +304,7 @@ def _lay_out(topo: HeteroTopo, sizes: np.ndarray, disjoint: bool) -> tuple[np.nd
 
 def _find_bits(topo: HeteroTopo, most: int, num_bases: int) -> tuple[int, int]:
     """(place of the tree, bits of a tree) of identities for batches of at most so many seeds."""
-    tree_shift, tree_bits = max(topo.num_nodes.values(), default=0).bit_length(), max((most - 1).bit_length(), 1)
+    tree_shift, tree_bits = topo.id_bits, max((most - 1).bit_length(), 1)
     if tree_shift + tree_bits + num_bases.bit_length() > _IDENTITY_BITS:
         raise ArgumentError(f"seeds must be fewer for disjoint trees over so many nodes, got {most}")
     return tree_shift, tree_bits
@@ -319,12 +322,12 @@ def _by_type(topo: HeteroTopo, name: str, values: Tensor | Mapping[str, Tensor])
         if len(topo.node_types) != 1:
             raise ArgumentTypeError(f"{name} must map node types to tensors, for a graph with {topo.node_types}")
         return {topo.node_types[0]: values}
-    if not isinstance(values, Mapping):
+    if type(values) is not dict and not isinstance(values, Mapping):
         raise ArgumentTypeError(f"{name} must be a tensor or map node types to tensors, got {type(values).__name__}")
     for kind in values:
         if kind not in topo.num_nodes:
             raise ArgumentError(f"{name} must name known node types, got {kind!r} of {topo.node_types}")
-    return dict(values)
+    return values if type(values) is dict else dict(values)
 
 
 def _name_seeds(topo: HeteroTopo, kind: str) -> str:

@@ -130,6 +130,8 @@ def test_processes_share_a_graph_and_its_rows(monkeypatch):
     assert rows["2", "speed beside one process"].p50 > 0
     sent, least = rows["2", "row bytes sent a batch"], rows["2", "row bytes with copies of 20 %"]
     assert 0 < least.p50 < sent.p50
+    planned = rows["2", "row bytes, rows of 16 batches known"]
+    assert 0 < planned.p50 < planned.limit
     shared, copied = (
         rows["rows", f"rows in host memory, {way}"].p50 for way in ("rows shared out", "one copy that all share")
     )

@@ -19,7 +19,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GINEConv, GraphConv, GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.nn.replay import guards as calls, model_replay as replayed, recorded_passes
+from pyg_direct.nn.replay import batch_passes, model_call, model_replay as replayed, recorded_passes
 from tests.fuzz.aggregates import near
 from tests.fuzz.loops import OPTIMIZERS, Loop
 from tests.fuzz.space import Row, Space
@@ -93,10 +93,10 @@ def recorded_anywhere(device: str) -> Iterator[None]:
     """Let passes over small batches be recorded, on a CPU as what torch computes."""
     with pytest.MonkeyPatch.context() as patch:
         # Batches of few seeds differ by more than those of a thousand.
-        patch.setattr(recorded_passes, "_MARGIN", 0.5)
+        patch.setattr(batch_passes, "_MARGIN", 0.5)
         if device == "cpu":
             patch.setattr(recorded_passes, "Recorder", TapeRecorder)
-            patch.setattr(calls, "_can_record", lambda device: True)
+            patch.setattr(model_call, "_can_record", lambda device: True)
             patch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
             patch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
         yield

@@ -111,6 +111,20 @@ def test_epochs_shuffle_clusters_as_the_seed_says(real_device):
     assert all(sorted(node for nodes in epoch for node in nodes) == list(range(60)) for epoch in epochs)
 
 
+def test_without_a_seed_clusters_are_shuffled_as_by_pyg(real_device):
+    clusters = make_clusters()
+    loaders = (ClusterLoader(clusters, batch_size=2, shuffle=True, device=real_device),
+               PygClusterLoader(clusters, batch_size=2, shuffle=True))  # fmt: skip
+    orders, drawn = [], []
+    for loader in loaders:
+        torch.manual_seed(5)
+        orders.append([[batch.y.tolist() for batch in loader] for _ in range(2)])
+        drawn.append(torch.rand(1))
+
+    assert orders[0] == orders[1]
+    assert torch.equal(*drawn)
+
+
 def test_only_large_batches_are_made_ahead_on_a_cpu_unless_the_program_says_so():
     many = make_clusters(Data(edge_index=torch.arange(4000).view(2, 2000), num_nodes=4000))
 

@@ -107,6 +107,23 @@ def test_epochs_cut_all_nodes_into_other_parts_as_the_seed_says(real_device, mak
         assert len(nodes) == len(set(nodes)) == (50 if make is make_data else 75)
 
 
+@pytest.mark.parametrize("make", [make_data, make_hetero])
+def test_without_a_seed_nodes_are_shuffled_as_by_pyg(real_device, make):
+    loaders = (RandomNodeLoader(make(), 4, shuffle=True, device=real_device),
+               PygRandomNodeLoader(make(), 4, shuffle=True))  # fmt: skip
+    epochs, drawn = [], []
+    for loader in loaders:
+        torch.manual_seed(5)
+        epochs.append([batch for _ in range(2) for batch in loader])
+        drawn.append(torch.rand(1))
+
+    for got, batch in zip(*epochs, strict=True):
+        for one, other in zip(got.node_stores, batch.node_stores, strict=True):
+            assert one.num_nodes == other.num_nodes
+            assert "x" not in other or torch.equal(one.x.cpu(), other.x)
+    assert torch.equal(*drawn)
+
+
 def test_an_epoch_goes_on_where_its_state_was_taken():
     make = lambda: RandomNodeLoader(make_data(), 5, shuffle=True, seed=3, device="cpu")  # noqa: E731
     whole = [batch.y.tolist() for batch in make()]

@@ -8,7 +8,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.nn.replay import guards as calls, recorded_passes
+from pyg_direct.nn.replay import batch_passes, guards as calls, model_call, recorded_passes
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
 
@@ -57,10 +57,10 @@ class CallsAgain:
 def record_anywhere(device, monkeypatch):
     """Let passes over small batches be recorded, on a CPU as calls that are made again."""
     # Batches of few seeds differ more than batches of a thousand.
-    monkeypatch.setattr(recorded_passes, "_MARGIN", 0.15)
+    monkeypatch.setattr(batch_passes, "_MARGIN", 0.15)
     if device.type == "cpu":
         monkeypatch.setattr(recorded_passes, "Recorder", CallsAgain)
-        monkeypatch.setattr(calls, "_can_record", lambda device: True)
+        monkeypatch.setattr(model_call, "_can_record", lambda device: True)
         monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
         monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
 

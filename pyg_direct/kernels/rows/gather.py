@@ -23,6 +23,9 @@ masks.
 is int64 `[G, 2 * K]`: the first row of each graph in each group of tables, then its rows in each. `ptr` is int64
 `[K, B + 1]`: the first row of each graph of the batch, and the end.
 
+`collate_graphs_gpu` does so for all columns of a batch in one launch. `words` is int64: the columns, then lists that
+they point to. See `Column` of `ops/rows/graph_rows.py`.
+
 `scatter_*` write rows into a table by id. Rows are lists of items; each id comes once, so that no row is written twice.
 """
 
@@ -39,7 +42,9 @@ from pyg_direct.compiler.jit import (
     device_function,
     gpu_kernel,
     prange,
+    prefetch,
     system_function,
+    view_words,
 )
 from pyg_direct.kernels.local_ids.bitmap import bit_of, count_bits, has_bit, rank_of
 from pyg_direct.kernels.local_ids.csr import memcpy
@@ -395,6 +400,7 @@ def read_file_rows_cpu(handle, offset, ids, positions, out):
 MOST_TABLES = 4
 
 copy_items = device_function("copy_items", "i8 i8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4")
+shift_number = device_function("shift_number", "u8 i8 u8 i8 i8")
 
 
 @gpu_kernel("I[] i8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8[]", I=("i4", "i8"), sources=("narrow",))
@@ -493,6 +499,32 @@ def gather_typed_narrow_gpu(layout, tables, ids, bits, out, errors):
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
+# Bytes of a cache line, and graphs whose rows are requested before they are copied: they lie far apart.
+LINE = 64
+AHEAD = 4
+
+
+@body
+def prefetch_run(address, num_bytes):
+    """Ask for the cache lines of bytes that lie side by side."""
+    for at in range(0, num_bytes, LINE):
+        prefetch(address + at)
+
+
+@body
+def fill_words(words, value):
+    """Write a number to all items."""
+    for i in range(words.shape[0]):
+        words[i] = value
+
+
+@body
+def shift_words(words, shift):
+    """Add a number to all items."""
+    for i in range(words.shape[0]):
+        words[i] += shift
+
+
 @cpu_sequence
 def place_graphs_cpu(numbers, spans, ptr):
     """Place the graphs of a batch one after the other, in each group of tables."""
@@ -508,11 +540,21 @@ def place_graphs_cpu(numbers, spans, ptr):
 def copy_graphs_cpu(numbers, spans, ptr, columns):
     """Copy the rows of graphs out of tables, each viewed as lines of rows.
 
-    A table has six numbers in `columns`, int64 `[C, 6]`. The first two are addresses, of its output and its own. Then
-    come its group, or -1 if each graph has one row, and the bytes of a row. The last two are its lines and its rows.
+    A table has seven numbers in `columns`, int64 `[C, 7]`. The first two are addresses, of its output and its own, or 0
+    for an output that gets the number of the graph in the batch for each row, int64. Then come its group, or -1 if each
+    graph has one row, the bytes of a row, its lines and its rows. The last is the group whose first row of the graph in
+    the batch is added to its items, int64; -1 for none.
     """
     count = numbers.shape[0]
     for b in prange(count):
+        ahead = min(b + AHEAD, count - 1)
+        for c in range(columns.shape[0]):
+            group, width = columns[c, 2], columns[c, 3]
+            first, rows = numbers[ahead], np.int64(1)
+            if group >= 0:
+                first, rows = spans[numbers[ahead], group], ptr[group, ahead + 1] - ptr[group, ahead]
+            for line in range(columns[c, 4] if columns[c, 1] != 0 else 0):
+                prefetch_run(columns[c, 1] + (line * columns[c, 5] + first) * width, rows * width)
         for c in range(columns.shape[0]):
             group, width = columns[c, 2], columns[c, 3]
             first, place, rows, total = numbers[b], np.int64(b), np.int64(1), np.int64(count)
@@ -520,8 +562,63 @@ def copy_graphs_cpu(numbers, spans, ptr, columns):
                 first, place, total = spans[numbers[b], group], ptr[group, b], ptr[group, count]
                 rows = ptr[group, b + 1] - place
             for line in range(columns[c, 4]):
-                memcpy(columns[c, 0] + (line * total + place) * width,
-                       columns[c, 1] + (line * columns[c, 5] + first) * width, rows * width)  # fmt: skip
+                target = columns[c, 0] + (line * total + place) * width
+                if columns[c, 1] == 0:
+                    fill_words(view_words(target, rows), b)
+                    continue
+                memcpy(target, columns[c, 1] + (line * columns[c, 5] + first) * width, rows * width)
+                if columns[c, 6] >= 0:
+                    shift_words(view_words(target, rows), ptr[columns[c, 6], b])
+
+
+# Numbers of a column in `words`, and kinds of columns.
+COLUMN = 11
+COPIED, SHIFTED, NUMBERED, LISTED = 0, 1, 2, 3
+# Threads that copy the rows of a graph together.
+LANES = 32
+
+
+@gpu_kernel("i8[] i8 i8", sources=("narrow",))
+def collate_graphs_gpu(words, count, columns):
+    """A few lanes for each graph and column. Lists begin behind the columns."""
+    none, lists = np.uint64(0), columns * COLUMN
+    lane = np.int64(cuda.threadIdx.x % LANES)
+    pair = (np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x) // LANES
+    while pair < count * columns:
+        column = pair // count
+        b = pair - column * count
+        at = column * COLUMN
+        out, table, kind = np.uint64(words[at]), np.uint64(words[at + 1]), words[at + 2]
+        firsts, ptr, width = lists + words[at + 3], lists + words[at + 4], words[at + 6]
+        place, rows, total = b, np.int64(1), count
+        if words[at + 4] >= 0:
+            place, total = words[ptr + b], words[ptr + count]
+            rows = words[ptr + b + 1] - place
+        if kind == LISTED:
+            # The list itself, by the lanes of all graphs.
+            i = b * LANES + lane
+            while i < words[at + 7]:
+                shift_number(out, i, none, np.int64(0), words[firsts + i])
+                i += count * LANES
+        elif kind == NUMBERED:
+            i = lane
+            while i < rows:
+                shift_number(out, place + i, none, np.int64(0), b)
+                i += LANES
+        else:
+            for line in range(words[at + 7]):
+                to = (line * total + place) * width
+                source = (line * words[at + 8] + words[firsts + b]) * width
+                i = lane
+                while i < rows * width:
+                    if kind == SHIFTED:
+                        shifts = lists + words[at + 9]
+                        shift_number(out, to + i, table, source + i, words[shifts + line * words[at + 10] + b])
+                    else:
+                        copy_items(to + i, source + i, table, none, none, none, out, none, none, none,
+                                   np.int32(words[at + 5]), np.int32(0), np.int32(0), np.int32(0))  # fmt: skip
+                    i += LANES
+        pair += np.int64(cuda.gridDim.x) * (THREADS // LANES)
 
 
 @cpu_kernel
@@ -530,7 +627,12 @@ def shift_graphs_cpu(numbers, spans, ptr, group, table, shifts, out):
 
     `shifts` is `[B, L]` for L lines, or `[B, 1]` for all of them.
     """
-    for b in prange(numbers.shape[0]):
+    count, address, width = numbers.shape[0], np.int64(table.ctypes.data), table.itemsize
+    for b in prange(count):
+        ahead = min(b + AHEAD, count - 1)
+        first, rows = spans[numbers[ahead], group], ptr[group, ahead + 1] - ptr[group, ahead]
+        for line in range(table.shape[0]):
+            prefetch_run(address + (line * table.shape[1] + first) * width, rows * width)
         first, place = spans[numbers[b], group], ptr[group, b]
         for line in range(table.shape[0]):
             shift = shifts[b, min(line, shifts.shape[1] - 1)]

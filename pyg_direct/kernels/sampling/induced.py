@@ -83,6 +83,29 @@ def emit_inside_cpu(indptr, ids, step, nodes, offsets, found, chunk_sums, others
         emit_inside(indptr, ids, step, nodes, offsets, found, begin, end, at, others, rows, edges)
 
 
+@gpu_kernel("i8[] i8[] i8[] u4[] i8[]")
+def enter_set_gpu(indptr, nodes, num_nodes, local_of_node, degrees):
+    """Places of the nodes of a set to their table, the first place of a node that repeats, and the edges of their rows.
+
+    `num_nodes` says how many of the nodes count, the first ones; empty for all. `degrees`, int64 `[M + 1]`, begins with
+    0. A node outside the set has the largest number in the table, which is -1 as int32.
+    """
+    count = np.int64(nodes.shape[0])
+    if num_nodes.shape[0] > 0:
+        count = num_nodes[0]
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    if i == 0:
+        degrees[0] = 0
+    while i < nodes.shape[0]:
+        degree = np.int64(0)
+        node = nodes[i]
+        if i < count and np.uint64(node) < np.uint64(local_of_node.shape[0]):
+            cuda.atomic.min(local_of_node, node, np.uint32(i))
+            degree = indptr[node + 1] - indptr[node]
+        degrees[i + 1] = degree
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
 @body
 def find_candidate(indptr, nodes, offsets, i):
     """(row, position of the edge) of a candidate."""

@@ -26,9 +26,10 @@ from pyg_direct.loader.collate.graph_collation import (
     kind_of,
     read_slices,
 )
-from pyg_direct.loader.collate.graph_columns import move_all, to_device
+from pyg_direct.loader.collate.graph_columns import move_all
 from pyg_direct.loader.collate.graph_sources import Leaf, Source
 from pyg_direct.nn.whole_graphs import register_whole
+from pyg_direct.ops.rows.graph_rows import to_device
 
 _WAY_OUT = "add it there, or delete it from all"
 
@@ -291,7 +292,7 @@ def _make_stack(leaf: Leaf, source: Source) -> _Stack:
         return _stack(leaf) if leaf.values is not None else _cut(leaf, source)
     except ForeignError:
         if leaf.values is not None:
-            return _make_values(leaf, leaf.values.__getitem__, 0)
+            return _make_values(leaf, list(leaf.values).__getitem__, 0)
         return _make_values(leaf, lambda number: source.keep_graph(number)[leaf.path[0]], source.used[0])
 
 

@@ -24,6 +24,7 @@ from pyg_direct.loader.collate.graph_columns import (
     is_addable,
 )
 from pyg_direct.loader.collate.graph_sources import SPECIAL, Leaf, OneByOneError, Source, find_store
+from pyg_direct.loader.collate.joined_values import count_rows, join_rows, stack_values
 from pyg_direct.profiling import show_bytes
 from pyg_direct.runtime.host.memory_sizes import HOST_SHARE, available_bytes
 
@@ -106,6 +107,20 @@ class _Plan(NamedTuple):
     steps: Any = None
 
 
+class _Group(NamedTuple):
+    """Rows of the graphs in tables that have them at equal places.
+
+    Attributes:
+        begins: First row of each graph, int64 `[G]`; None if graphs follow each other.
+        sizes: Rows of each graph, int64 `[G]`.
+        is_read: A table has these rows; otherwise they are only counted, and may begin anywhere.
+    """
+
+    begins: Tensor | None
+    sizes: Tensor
+    is_read: bool
+
+
 class _Reader:
     """Reader of the attributes of a source into columns.
 
@@ -124,9 +139,9 @@ class _Reader:
             self._is_typed or self._kind.num_nodes is Data.num_nodes
         )
         self.questions: list[_Question] = []
-        self._groups: list[Tensor] = []
+        self._groups: list[_Group] = []
         self._counts: dict[Any, Any] = {}
-        leaves = {}
+        leaves: dict[Any, list[Leaf]] = {}
         for key, names in order:
             if "num_nodes" in names and source.count_nodes(key) is None:
                 raise OneByOneError("its num_nodes are tensors")
@@ -272,47 +287,63 @@ class _Reader:
         if isinstance(dim, bool) or not isinstance(dim, int):
             return None
         if leaf.values is None:
-            return read_slices(leaf, dim).diff().tolist() if type(leaf.table) is Tensor else None
+            return read_slices(leaf, dim).diff() if type(leaf.table) is Tensor else None
         if not all(type(value) is Tensor and value.dim() > 0 for value in leaf.values):
             return None
-        return [value.size(dim) for value in leaf.values]
+        return count_rows(leaf.values, dim)
 
     # Columns.
 
     def make_store(self, key: Any) -> GraphStore:
         """Make a storage, after all questions are answered."""
-        columns = {plan.leaf.path[0]: self._make_outer(plan) for plan in self._plans[key]}
+        # Lists of values are dropped one by one.
+        columns = {plan.leaf.path[0]: self._make_outer(plan) for plan in self._plans.pop(key)}
         nodes = None
         if key in self._with_batch:
-            nodes = self._find_group(_sum_up(self._list_counts(key, is_needed=False)))
+            nodes = self._find_group(self._list_counts(key, is_needed=False), is_read=False)
         return GraphStore(columns, self._source.count_nodes(key), nodes)
 
-    def _list_counts(self, key: Any, *, is_needed: bool) -> list[int]:
-        """List the nodes of each graph in a storage; 0 for unused graphs."""
+    def _list_counts(self, key: Any, *, is_needed: bool) -> Tensor:
+        """List the nodes of each graph in a storage, int64 `[G]`; 0 for unused graphs."""
         counts = self._counts[key]
+        if isinstance(counts, Tensor):
+            return counts
         if not isinstance(counts, _Question):
-            return [int(count) for count in counts]
+            return _to_tensor(counts)
         listed = [0] * self._source.count
         for number, count in counts.answers.items():
             if count is None and is_needed:
                 raise ArgumentError(f"dataset must hold graphs that know their num_nodes, got graph {number}, which "
                                     "does not: set num_nodes")  # fmt: skip
             listed[number] = int(count or 0)
-        return listed
+        return _to_tensor(listed)
 
     def join_spans(self) -> Tensor:
         """Join the first row of each graph in each group, then its number of rows in each, int64 `[G, 2 * K]`."""
-        parts = [slices[:-1] for slices in self._groups] + [slices.diff() for slices in self._groups]
-        if not parts:
-            return torch.empty(self._source.count, 0, dtype=torch.int64, device="cpu")
-        return torch.stack(parts, 1)
+        spans = torch.empty(self._source.count, 2 * len(self._groups), dtype=torch.int64, device="cpu")
+        for place, group in enumerate(self._groups):
+            spans[:, place] = _find_begins(group.sizes) if group.begins is None else group.begins
+            spans[:, len(self._groups) + place] = group.sizes
+        return spans
 
-    def _find_group(self, slices: Tensor) -> int:
-        """Find the index of the group of these slices, which other columns may share."""
-        for place, known in enumerate(self._groups):
-            if torch.equal(known, slices):
+    def _find_group(self, sizes: Tensor, begins: Tensor | None = None, *, is_read: bool = True) -> int:
+        """Find the index of the group of tables in which graphs have these rows.
+
+        Args:
+            sizes: Rows of each graph, int64 `[G]`.
+            begins: First row of each graph, int64 `[G]`; None if graphs follow each other.
+            is_read: A table has these rows; otherwise they are only counted.
+        """
+        for place, group in enumerate(self._groups):
+            if not torch.equal(group.sizes, sizes):
+                continue
+            if not group.is_read and is_read:
+                self._groups[place] = _Group(begins, group.sizes, True)
                 return place
-        self._groups.append(slices)
+            if not is_read or ((begins is None) == (group.begins is None) and (
+                    begins is None or group.begins is None or torch.equal(group.begins, begins))):  # fmt: skip
+                return place
+        self._groups.append(_Group(begins, sizes, is_read))
         return len(self._groups) - 1
 
     def _make_outer(self, plan: _Plan) -> Column:
@@ -328,13 +359,13 @@ class _Reader:
             raise ForeignError
         if plan.kind == "objects":
             assert leaf.values is not None
-            return Objects(leaf.values)
+            return Objects(list(leaf.values))
         if plan.kind == "numbers":
             assert leaf.values is not None
             steps = self._make_steps(plan)
             if isinstance(steps, Tensor) and steps.dim() > 1:
                 raise ForeignError
-            return Numbers(leaf.values, steps)
+            return Numbers(list(leaf.values), steps)
         if plan.kind == "nested":
             if isinstance(plan.parts, Mapping):
                 return Nested({key: self._make(part) for key, part in plan.parts.items()})
@@ -360,48 +391,37 @@ class _Reader:
             or value.crow_indices().dim() != 1 or value.crow_indices().dtype != torch.int64 for value in values
         ):  # fmt: skip
             raise ForeignError
-        sizes = [[value.size(0) for value in values], [value.size(1) for value in values],
-                 [value.col_indices().numel() for value in values]]  # fmt: skip
-        rows, columns, items = (self._find_group(_sum_up(own)) for own in sizes)
+        sizes = [count_rows(values, 0), _to_tensor([value.col_indices().numel() for value in values])]
+        rows, items = map(self._find_group, sizes)
+        columns = self._find_group(count_rows(values, 1), is_read=False)
         return Matrices(torch.cat([value.crow_indices().diff() for value in values]),
                         torch.cat([value.col_indices() for value in values]),
                         torch.cat([value.values() for value in values]), (rows, columns, items))  # fmt: skip
 
     def _make_rows(self, plan: _Plan) -> Column:
         leaf, dim = plan.leaf, self._find_dim(plan)
-        slices: Tensor | None
         if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int)):
             raise ForeignError
         if leaf.values is None:
             table, slices = leaf.table, read_slices(leaf, dim)
             dim = 0 if dim is None else dim % table.dim()
+            sizes = slices.diff()
+            begins = None if torch.equal(slices[:-1], _find_begins(sizes)) else slices[:-1]
         else:
-            first = leaf.values[0]
-            if dim is None or first.dim() == 0:
-                if dim not in (None, 0, -1) or any(value.shape != first.shape for value in leaf.values):
-                    check_shapes(leaf, None)
-                    raise ForeignError
-                table, slices, dim = torch.stack(list(leaf.values)), None, 0
-            else:
-                if not -first.dim() <= dim < first.dim():
-                    raise ForeignError
-                dim %= first.dim()
-                check_shapes(leaf, dim)
-                slices = _sum_up([value.size(dim) for value in leaf.values])
-                table = torch.cat(list(leaf.values), dim)
+            table, dim, begins, sizes = _join_values(leaf, dim)
         steps = self._make_steps(plan)
         if not is_addable(table, dim, steps):
             raise ForeignError
-        if slices is None or torch.equal(slices, torch.arange(self._source.count + 1, device="cpu")):
+        if begins is None and bool((sizes == 1).all()):
             return Rows(table, dim, None, steps)
-        return Rows(table, dim, self._find_group(slices), steps)
+        return Rows(table, dim, self._find_group(sizes, begins), steps)
 
     def _make_steps(self, plan: _Plan) -> Steps:
         if plan.steps is None:
             return None
         if isinstance(plan.steps, _Question):
             return _join_answers(plan.steps, self._source.count)
-        groups = [self._find_group(_sum_up(self._list_counts(end, is_needed=True))) for end in plan.steps]
+        groups = [self._find_group(self._list_counts(end, is_needed=True), is_read=False) for end in plan.steps]
         if len(groups) > 1 and plan.kind != "rows":
             raise ForeignError
         return groups
@@ -425,19 +445,43 @@ def read_slices(leaf: Leaf, dim: int | None) -> Tensor:
 def check_shapes(leaf: Leaf, dim: int | None) -> None:
     """Check that tensors have the width of the first one, in all dimensions but one."""
     assert leaf.values is not None
-    own = [tuple(size for place, size in enumerate(value.shape) if place != dim) for value in leaf.values]
-    number = next((number for number, shape in enumerate(own) if shape != own[0]), None)
+    own = leaf.values[0].shape[:dim], () if dim is None else leaf.values[0].shape[dim + 1 :]
+    number = next((number for number, value in enumerate(leaf.values)
+                   if (value.shape[:dim], () if dim is None else value.shape[dim + 1 :]) != own), None)  # fmt: skip
     if number is not None:
         raise ArgumentError(f"dataset must hold graphs with {leaf.name} of one width, shape "
                             f"{tuple(leaf.values[0].shape)} as graph 0, got {tuple(leaf.values[number].shape)} of "
                             f"graph {number}")  # fmt: skip
 
 
-def _sum_up(sizes: Sequence[int]) -> Tensor:
-    """Sum up sizes to slices, int64 `[G + 1]`."""
-    slices = torch.zeros(len(sizes) + 1, dtype=torch.int64, device="cpu")
-    torch.cumsum(torch.tensor(sizes, dtype=torch.int64, device="cpu"), 0, out=slices[1:])
-    return slices
+def _join_values(leaf: Leaf, dim: int | None) -> tuple[Tensor, int, Tensor | None, Tensor]:
+    """Join the values of all graphs: (table, dimension of rows, first row of each, int64 `[G]`, or None if they follow
+    each other, rows of each, int64 `[G]`).
+    """
+    assert leaf.values is not None
+    first = leaf.values[0]
+    if dim is None or first.dim() == 0:
+        if dim not in (None, 0, -1) or any(value.shape != first.shape for value in leaf.values):
+            check_shapes(leaf, None)
+            raise ForeignError
+        return stack_values(leaf.values), 0, None, _to_tensor([1]).expand(len(leaf.values))
+    if not -first.dim() <= dim < first.dim():
+        raise ForeignError
+    dim %= first.dim()
+    check_shapes(leaf, dim)
+    sizes = count_rows(leaf.values, dim)
+    table, begins = join_rows(leaf.values, dim, sizes)
+    is_whole = begins is not None and torch.equal(begins, _find_begins(sizes))
+    return table, dim, None if is_whole else begins, sizes
+
+
+def _to_tensor(numbers: Sequence[Any]) -> Tensor:
+    return torch.tensor([int(number) for number in numbers], dtype=torch.int64, device="cpu")
+
+
+def _find_begins(sizes: Tensor) -> Tensor:
+    """Find the first row of each graph, if they follow each other."""
+    return sizes.cumsum(0).sub_(sizes)
 
 
 def _join_answers(question: _Question, count: int) -> Tensor | None:

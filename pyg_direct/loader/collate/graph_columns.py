@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data.collate import _batch_and_ptr, _collate
 
-from pyg_direct.ops.rows.graph_rows import GraphRows
+from pyg_direct.ops.rows.graph_rows import GraphRows, GraphRowsOnGpu, to_device
 
 # Up to this many rows are gathered one by one if rows run along the last dimension, as in `edge_index`.
 _FEW_ROWS = 8
-_FEW_BYTES = 1 << 16
 
 
 class Chosen:
@@ -26,10 +25,10 @@ class Chosen:
         numbers: Numbers of the graphs, int64 `[B]` on the CPU, at least one.
         spans: First row of each graph in each group of tables, then its number of rows in each, int64 `[G, 2 * K]` on
             the CPU.
-        is_by_loops: Let CPU loops copy rows, instead of torch.
+        is_by_loops: On a CPU, let loops copy rows instead of torch.
 
     Attributes:
-        rows: The reader by CPU loops, which `finish` completes; None if torch gathers rows.
+        rows: The reader by CPU loops or a kernel, which `finish` completes; None if torch gathers rows.
     """
 
     def __init__(self, numbers: Tensor, spans: Tensor, device: torch.device, make_graph: Callable[[int], Any],
@@ -40,7 +39,11 @@ class Chosen:
         self._graphs: list[Any] | None = None
         self._lasting: dict[str, Tensor] = {}
         self._spans, self._num_groups = spans, spans.shape[1] // 2
-        self.rows = GraphRows(numbers, spans) if is_by_loops and device.type == "cpu" else None
+        self.rows: GraphRows | GraphRowsOnGpu | None = None
+        if device.type == "cuda":
+            self.rows = GraphRowsOnGpu(numbers, spans, device)
+        elif is_by_loops and device.type == "cpu":
+            self.rows = GraphRows(numbers, spans)
         self._cuts: list[Cut] | None = None
         if self.rows is not None:
             self._ptr = self.rows.ptr
@@ -75,7 +78,7 @@ class Chosen:
         """
         if self.rows is None:
             return self.cut(group).batch_and_ptr()
-        return self.rows.number_rows(group), self._ptrs[group].clone()
+        return self.rows.number_rows(group), self.rows.list_ptr(group)
 
     def sum_nodes(self, groups: Sequence[int]) -> Tensor:
         """Sum the rows of the graphs before each one, int64 `[B]` of one group, `[B, K, 1]` of several, on the CPU."""
@@ -169,14 +172,6 @@ class Cut:
         return batch, self.ptr.clone() if batch.device.type == "cpu" else to_device(self.ptr, batch.device)
 
 
-def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy a small tensor from the CPU to a device; the copy is complete before the next kernel."""
-    if device.type == "cpu":
-        return values
-    # The driver copies so few bytes during the call.
-    return (values if values.nbytes <= _FEW_BYTES else values.pin_memory()).to(device, non_blocking=True)
-
-
 class Column(Protocol):
     """One attribute of all graphs."""
 
@@ -209,13 +204,20 @@ class Rows:
         # Loops read the bytes of the table, as it was when it was checked.
         self._shape = table.shape if table.is_contiguous() and not (table.is_conj() or table.is_neg()) else None
         self._is_shifted = table.dtype == torch.int64 and dim == table.dim() - 1 < 2 and group is not None
+        # The group whose rows are added to all items, -1 for none.
+        self._shift = -1
+        if self._is_shifted and steps is not None and not isinstance(steps, Tensor) and len(steps) == 1:
+            self._shift = steps[0]
 
     def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
         """See `Column`."""
         slices, increments, table = chosen.slice(self.group), sum_steps(self.steps, chosen), self.table
+        is_by_loops = chosen.rows is not None and table.shape == self._shape and not table.requires_grad
+        if chosen.rows is not None and is_by_loops and (self.steps is None or self._shift >= 0):
+            return chosen.rows.read(table, self.dim, self.group, self._shift), slices, increments
         # PyG skips adding zeros, except to tensors.
         is_added = self.steps is not None and (increments.dim() > 1 or int(increments[-1]) != 0)
-        if chosen.rows is not None and table.shape == self._shape and not table.requires_grad:
+        if chosen.rows is not None and is_by_loops:
             if not is_added:
                 return chosen.rows.read(table, self.dim, self.group), slices, increments
             if self._is_shifted:

@@ -11,7 +11,6 @@ import operator
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, chain
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -23,14 +22,10 @@ from torch_geometric.data import Batch, Data, Dataset, HeteroData, InMemoryDatas
 from torch_geometric.data.separate import separate
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
+from pyg_direct.loader.collate.graph_marks import GraphMarks, is_watched
+from pyg_direct.ops.compute_content_hash import has_content, read_content
 from pyg_direct.runtime.host.memory_sizes import available_bytes
-from pyg_direct.runtime.host.tensor_views import as_bytes
 
-# Graphs whose content is compared at the start of an epoch, to find writes that torch does not count.
-_COMPARED = 32
-# Tensors up to this many bytes are compared whole.
-_FEW_BYTES = 16 << 10
 # Names that PyG's `collate` treats specially.
 SPECIAL = ("num_nodes", "ptr")
 # Share of the free host memory for transformed graphs, which are there twice while they are joined.
@@ -92,6 +87,24 @@ def find_store(graph: Any, key: Any) -> Any:
     return (graph._edge_store_dict if isinstance(key, tuple) else graph._node_store_dict)[key]
 
 
+class ListedValues(Sequence[Any]):
+    """Values of one attribute in the storages of graphs, found when they are asked for."""
+
+    def __init__(self, stores: Sequence[Mapping[str, Any]], name: str) -> None:
+        self._stores, self._name = stores, name
+
+    def __len__(self) -> int:
+        return len(self._stores)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [store[self._name] for store in self._stores[place]]
+        return self._stores[place][self._name]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(operator.itemgetter(self._name), self._stores)
+
+
 class GraphList:
     """Graphs of a list, each once.
 
@@ -115,60 +128,11 @@ class GraphList:
                 raise ArgumentTypeError(f"dataset must hold graphs of one kind, {kind.__name__} as its first, got a "
                                         f"{type(graph).__name__} as graph {number}")  # fmt: skip
             raise OneByOneError(f"its graphs are of several classes, {kind.__name__} and {type(graph).__name__}")
-        # The index in the second list of the first mapping of each graph.
-        self._mappings, self._begins = [], [0]
-        for graph in graphs:
-            self._mappings += [store._mapping for store in graph.stores]
-            self._begins.append(len(self._mappings))
-        self._sizes = list(map(len, self._mappings))
-        self._values = self._read_values()
-        written = [value for value in self._values if _is_watched(value)]
-        # Usually equal, so that no second list is needed.
-        self._written = self._values if len(written) == len(self._values) else written
-        self._versions = _read_versions(self._written)
-        self._counters = _list_counters(self._written)
-        self._counts = _read_versions(self._counters)
-        self._contents = [(value, _read_content(value)) for value in self._list_samples()]
-
-    def _read_values(self) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, self._mappings)))
-
-    def _list_samples(self) -> list[Any]:
-        """List values of some graphs, or of all in a small data set."""
-        chosen = range(0, len(self.graphs), -(-len(self.graphs) // _COMPARED) or 1)
-        return [value for number in chosen for mapping in self._mappings_of(number) for value in mapping.values()]
-
-    def _mappings_of(self, number: int) -> list[Any]:
-        return self._mappings[self._begins[number] : self._begins[number + 1]]
-
-    @cached_property
-    def _first_values(self) -> list[int]:
-        """Index of the first value of each mapping among all values."""
-        return [0, *accumulate(self._sizes)]
-
-    @cached_property
-    def _writes(self) -> Sequence[int]:
-        """Number of writes to each value when it was read; 0 for values that do not count writes."""
-        writes = array("I", self._versions)
-        if self._written is self._values:
-            return writes
-        counted = iter(writes)
-        return [next(counted) if _is_watched(value) else 0 for value in self._values]
+        self._marks = GraphMarks(self.graphs)
 
     def were_written(self, numbers: Sequence[int]) -> bool:
         """Check if graphs have other values than when they were read, or values with more counted writes."""
-        values, writes, all_watched = self._values, self._writes, self._written is self._values
-        for number in numbers:
-            for place in range(self._begins[number], self._begins[number + 1]):
-                mapping, first = self._mappings[place], self._first_values[place]
-                if len(mapping) != self._sizes[place]:
-                    return True
-                for at, value in enumerate(mapping.values(), first):
-                    if value is not values[at]:
-                        return True
-                    if (all_watched or _is_watched(value)) and value._version != writes[at]:
-                        return True
-        return False
+        return self._marks.were_written(numbers)
 
     @cached_property
     def has_one_order(self) -> bool:
@@ -204,12 +168,7 @@ class GraphList:
         graphs = base if places is None else [base[place] for place in dict.fromkeys(places)]
         if len(graphs) != len(self.graphs) or not all(map(operator.is_, graphs, self.graphs)):
             return False
-        if list(map(len, self._mappings)) != self._sizes:
-            return False
-        # Without a list of all values.
-        values = chain.from_iterable(map(dict.values, self._mappings))
-        return all(map(operator.is_, values, self._values)) and _read_versions(self._counters) == self._counts \
-            and all(_has_content(value, known) for value, known in self._contents)  # fmt: skip
+        return self._marks.are_current()
 
     def list_orders(self, excluded: frozenset[str], way_out: str = _WAY_OUT) -> tuple[list[Any], list[int] | None]:
         """List (orders of attributes, index of each graph's order or None if all have the first); see `read_order`.
@@ -224,14 +183,14 @@ class GraphList:
         if not self.graphs:
             return [], None
         orders: dict[Any, int] = {}
-        of_graph = [orders.setdefault(read_order(graph, excluded), len(orders)) for graph in self.graphs]
+        of_graph = array("I", (orders.setdefault(read_order(graph, excluded), len(orders)) for graph in self.graphs))
         known = list(orders)
         first = {key: set(names) for key, names in known[0]}
         for place, order in enumerate(known[1:], 1):
             own = {key: set(names) for key, names in order}
             if own != first:
                 self._refuse_order(first, own, of_graph.index(place), way_out)
-        return known, None if len(known) == 1 else of_graph
+        return known, None if len(known) == 1 else of_graph.tolist()
 
     @staticmethod
     def _refuse_order(first: Mapping[Any, set[str]], own: Mapping[Any, set[str]], number: int, way_out: str) -> None:
@@ -261,7 +220,7 @@ class GraphList:
         """Iterate over the attributes of a storage."""
         stores = [find_store(graph, key)._mapping for graph in self.graphs]
         for name in names:
-            yield Leaf(key, name, (name,), [store[name] for store in stores])
+            yield Leaf(key, name, (name,), ListedValues(stores, name))
 
 
 def read_order(graph: Any, excluded: frozenset[str]) -> tuple[Any, ...]:
@@ -302,7 +261,7 @@ class CollatedDataset:
             raise ArgumentError(f"indices of dataset must be numbers of its {self.count} graphs, got "
                                 f"{int(self.numbers[is_bad][0])}")  # fmt: skip
         self._values = self._read_values()
-        self._versions = [value._version for value in self._values if _is_watched(value)]
+        self._versions = [value._version for value in self._values if is_watched(value)]
         self._contents = [read_content(value) for value in self._values]
 
     def _read_values(self) -> list[Any]:
@@ -370,7 +329,7 @@ class CollatedDataset:
         """
         values = self._read_values()
         return not (len(values) == len(self._values) and all(map(operator.is_, values, self._values))
-                    and [value._version for value in values if _is_watched(value)] == self._versions)  # fmt: skip
+                    and [value._version for value in values if is_watched(value)] == self._versions)  # fmt: skip
 
     def list_orders(self, excluded: frozenset[str], way_out: str = _WAY_OUT) -> tuple[list[Any], list[int] | None]:
         """List orders, see `GraphList`; all graphs have the attributes with slices."""
@@ -462,40 +421,6 @@ def _describe_transform(transform: Any) -> str:
     """Describe a transform with its options, as they are now."""
     parts = map(_describe_transform, transform.transforms) if type(transform) is transforms.Compose else ()
     return f"{type(transform).__name__} {vars(transform)} {list(parts)}"
-
-
-def _read_versions(tensors: Sequence[Tensor]) -> bytes:
-    """Read the number of writes to each tensor, in 4 bytes."""
-    return array("I", [tensor._version for tensor in tensors]).tobytes()
-
-
-def _list_counters(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """List tensors that count all writes to these: views count them with their base, as in a list of the graphs of an
-    `InMemoryDataset`.
-    """
-    bases = [tensor._base for tensor in tensors]
-    owners = {id(own): own for own in map(_choose_counter, tensors, bases)}
-    return tensors if len(owners) == len(tensors) else list(owners.values())
-
-
-def _choose_counter(tensor: Tensor, base: Tensor | None) -> Tensor:
-    return tensor if base is None or base.is_inference() else base
-
-
-def _read_content(value: Any) -> bytes | Content:
-    """Read the content of a value: its bytes, if it is small."""
-    is_plain = type(value) is Tensor and value.layout is torch.strided and value.device.type == "cpu"
-    if is_plain and value.nbytes <= _FEW_BYTES and not (value.is_conj() or value.is_neg()):
-        return as_bytes(value.contiguous()).numpy().tobytes()
-    return read_content(value)
-
-
-def _has_content(value: Any, known: bytes | Content) -> bool:
-    return _read_content(value) == known if isinstance(known, bytes) else has_content(value, known)
-
-
-def _is_watched(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.is_inference()
 
 
 Source = GraphList | CollatedDataset

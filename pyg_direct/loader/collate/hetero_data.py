@@ -22,9 +22,10 @@ from pyg_direct.graph.hetero_topo import HeteroTopo, tell_apart
 from pyg_direct.loader.collate.attributes import PlacedRows, Slicer, check_rows, choose_slicer, slice_adjacency
 from pyg_direct.loader.collate.data import copy_store
 from pyg_direct.loader.collate.stale_rows import Marks
+from pyg_direct.runtime.host.lazy_dict import LazyDict
 from pyg_direct.sampler.graph_reader import place_rows, refuse_features
 from pyg_direct.sampler.keyed_sampler import PackedOutput
-from pyg_direct.sampling.hetero_sample import GeneralSample, LazyDict
+from pyg_direct.sampling.hetero_sample import GeneralSample
 
 # Rows by (type, key), and the tensors that own their memory.
 Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
@@ -39,20 +40,26 @@ class Form(NamedTuple):
 
     Attributes:
         values: Attributes of the stores themselves, except for their mapping and their parent.
+        keys: Names of the attributes that are read, and their names among the rows of a batch.
+        has_count, has_ids: True if the mapping has `num_nodes` and `n_id`.
     """
 
     kind: Any
     cls: Any
     values: dict[str, Any]
     mapping: dict[str, Any]
-    keys: Sequence[str]
+    keys: Sequence[tuple[str, Any]]
+    has_count: bool
+    has_ids: bool
 
     @classmethod
     def of(cls, kind: Any, store: Any, keys: Sequence[str] = ()) -> Form:
         """Read the store of a graph."""
         values = {name: value for name, value in vars(store).items()
                   if name not in ("_cached_attr", "_mapping", "_parent")}  # fmt: skip
-        return cls(kind, type(store), values, dict(store._mapping), keys)
+        mapping = dict(store._mapping)
+        names = [(key, (kind, key)) for key in keys]
+        return cls(kind, type(store), values, mapping, names, "num_nodes" in mapping, "n_id" in mapping)
 
 
 class TypeRanking:
@@ -204,7 +211,8 @@ class HeteroAttributes(PlacedRows):
         if notes and packed is not None and self._relations is not None and self._is_plain(data, packed, out):
             make = partial(_make_relations, self._relations, packed)
         if packed is not None and make is not None and self._types is not None and self._is_whole(out, packed):
-            if len(rows) < len(self._node):
+            # Rows that were read together are viewed at the first use.
+            if (0 if not shared or self._typed is None else len(self._typed.names)) < len(self._node):
                 beside = {name: feature.read(out.node[name[0]]) for name, feature in self._node.items()
                           if name not in rows}  # fmt: skip
                 rows, made = {**rows, **beside}, [*made, *beside.values()]
@@ -257,10 +265,10 @@ class HeteroAttributes(PlacedRows):
 
     def _is_whole(self, out: HeteroSamplerOutput, sample: GeneralSample) -> bool:
         """Report whether an output has all node types of its sample, in order, and at most trees of its own."""
-        names = [*sample.node]
+        names = [*sample.sizes]
         return (out.node is sample.node and out.num_sampled_nodes is sample.num_sampled_nodes and out.orig_row is None
-                and names == self._type_names and len(sample.sizes) == len(names)
-                and (out.batch is None or [*out.batch] == names))  # fmt: skip
+                and names == self._type_names
+                and (out.batch is sample.batch or (out.batch is not None and [*out.batch] == names)))  # fmt: skip
 
     def _slice(self, kind: Any, keys: Sequence[str], mapping: dict[str, Any], ids: Tensor | None, checked: bool,
                made: list[Any]) -> None:  # fmt: skip
@@ -312,16 +320,26 @@ def _count_nodes(sample: GeneralSample) -> Iterable[int]:
 
 def _compose(data: HeteroData, types: Sequence[Form], out: HeteroSamplerOutput, sample: GeneralSample,
              rows: Mapping[Any, Tensor], make: Callable[[weakref.ref[Any]], dict[Any, Any]]) -> HeteroData:  # fmt: skip
-    """Build the batch of a sample as `HeteroAttributes.build` does, without a call or a look-up for each value.
+    """Build the batch of a sample as `HeteroAttributes.build` does; its types and relations are made at the first use.
 
     Args:
         out, sample: Output of the sampler, and its sample, with all node types.
         make: See `_copy_stores`.
     """
     batch, parent = _open_batch(data)
+    values = batch.__dict__
+    values["_node_store_dict"] = LazyDict(partial(_make_types, types, sample, out.batch, rows, parent))
+    values["_edge_store_dict"] = LazyDict(partial(make, parent))
+    return batch
+
+
+def _make_types(types: Sequence[Form], sample: GeneralSample, trees: Mapping[str, Tensor] | None,
+                rows: Mapping[Any, Tensor], parent: weakref.ref[Any]) -> dict[Any, Any]:  # fmt: skip
+    """Make the node types of a batch, with the nodes of a sample, their rows, trees and counts."""
     made: dict[Any, Any] = {}
-    trees, counts = out.batch, sample.num_sampled_nodes
-    for (kind, cls, values, given, keys), ids, size in zip(
+    counts = sample.num_sampled_nodes
+    # Without a call or a look-up for each value.
+    for (kind, cls, values, given, keys, has_count, has_ids), ids, size in zip(
         types, sample.node.values(), sample.sizes.values(), strict=True
     ):
         made[kind] = store = cls.__new__(cls)
@@ -329,19 +347,17 @@ def _compose(data: HeteroData, types: Sequence[Form], out: HeteroSamplerOutput, 
         own.update(values)
         own["_parent"] = parent
         own["_mapping"] = mapping = given.copy()
-        for key in keys:
-            mapping[key] = rows[kind, key]
-        if "num_nodes" in mapping:
+        for key, name in keys:
+            mapping[key] = rows[name]
+        if has_count:
             mapping["num_nodes"] = size
-        if "n_id" not in mapping:
+        if not has_ids:
             mapping["n_id"] = ids
         if trees is not None:
             mapping["batch"] = trees[kind]
         if counts is not None:
             mapping["num_sampled_nodes"] = counts[kind]
-    values = batch.__dict__
-    values["_node_store_dict"], values["_edge_store_dict"] = made, LazyDict(partial(make, parent))
-    return batch
+    return made
 
 
 def _open_batch(data: HeteroData) -> tuple[HeteroData, weakref.ref[Any]]:
@@ -380,7 +396,7 @@ def _make_relations(relations: Sequence[Form], sample: GeneralSample, parent: we
     if type(sample.edge_index) is not LazyDict or type(sample.edge) is not LazyDict:
         # Tensors that the program has are those of its batch, whose writes torch counts.
         columns = sample.edge_index.values(), sample.edge.values(), columns[2]
-    for (kind, cls, values, given, _), pair, ids, counts in zip(relations, *columns, strict=True):
+    for (kind, cls, values, given, _, _, _), pair, ids, counts in zip(relations, *columns, strict=True):
         made[kind] = store = cls.__new__(cls)
         own = store.__dict__
         own.update(values)

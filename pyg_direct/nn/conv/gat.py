@@ -7,6 +7,7 @@ place of rows by type.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -297,7 +298,7 @@ def _plan(relations: Sequence[Relation], groups: list[list[int]]) -> tuple[Group
     stacked = [[relations[i].conv.bias for i in group if relations[i].conv.bias is not None] for group in groups]
     dtype = _vectors(relations[0].conv)[0].dtype
     return (Groups(groups, [len(relations[group[0]].own) for group in groups], sizes, dtype),
-            [torch.stack(parts).sum(0) if parts else None for parts in stacked])  # fmt: skip
+            [reduce(torch.add, parts) if parts else None for parts in stacked])  # fmt: skip
 
 
 def _is_fused(module: Any, made: Tensor, read: ReadSources, vector: Tensor) -> bool:

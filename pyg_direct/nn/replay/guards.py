@@ -1,9 +1,10 @@
-"""Guards of replay: the arguments and state on which a model's passes depend, so that equal ones can be replayed.
+"""Guards of replay: the state on which a model's passes depend, besides its arguments, so that equal ones can be
+replayed.
 
-`read_call` reads them, and `Outside` finds the values that the model's code reads besides. `Traces` finds, before a
-pass is recorded, effects besides its result; a recorded pass would not repeat them. `ForeignReads` finds tensors of
-others, whose memory a recording would not keep. `left_as_it_was` restores the model's buffers and the random numbers
-after a trial. `find_norm_over_nodes` finds norms that look at all nodes of a batch together.
+`State` reads it, and `Outside` finds the values that the model's code reads besides. `Traces` finds, before a pass is
+recorded, effects besides its result; a recorded pass would not repeat them. `ForeignReads` finds tensors of others,
+whose memory a recording would not keep. `left_as_it_was` restores the model's buffers and the random numbers after a
+trial. `find_norm_over_nodes` finds norms that look at all nodes of a batch together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import partial
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,229 +30,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing, norm
 
-from pyg_direct.nn import sorted_edges
-from pyg_direct.nn.replay.padded_batch import Sizes
-from pyg_direct.nn.sorted_edges import find_batch
-
 # Attributes of modules that are compared by value.
-_SETTINGS = frozenset((bool, int, float, str, type(None)))
-_TENSORS = frozenset((Tensor, torch.nn.Parameter))
+SETTINGS = frozenset((bool, int, float, str, type(None)))
+TENSORS = frozenset((Tensor, torch.nn.Parameter))
+# Containers that may hold tensors.
+CONTAINERS = frozenset((list, tuple, dict))
 _MOST_ITEMS = 256
-
-
-class BatchCall(NamedTuple):
-    """Arguments of a model's call for a batch of a loader.
-
-    Attributes:
-        kind: Key that must be equal for passes that are recorded once.
-        sizes: Nodes and edges of each hop of the batch.
-        rows: Tensors of rows by the position of the argument.
-    """
-
-    kind: tuple[Any, ...]
-    sizes: Sizes
-    edge_index: Tensor
-    rows: dict[int, Tensor]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def pack(self) -> tuple[Any, list[Tensor]]:
-        """Return the call without its tensors, and these."""
-        tensors: list[Tensor] = []
-        nest = take_tensors((self.args, self.kwargs), tensors)
-        return (self.kind, self.sizes, tuple(self.rows), nest), tensors
-
-    @staticmethod
-    def unpack(packed: Any, tensors: Sequence[Tensor] | None) -> BatchCall:
-        """Return the call of `pack`; without tensors it has the sizes alone."""
-        kind, sizes, places, nest = packed
-        if tensors is None:
-            return BatchCall(kind, sizes, _NOTHING, {}, (), {})
-        args, kwargs = fill_in(nest, iter(tensors))
-        values = [*args, *kwargs.values()]
-        edges = next(value for place, value in enumerate(values) if isinstance(value, Tensor) and place not in places)
-        return BatchCall(kind, sizes, edges, {place: values[place] for place in places}, args, kwargs)
-
-
-class WholeCall(NamedTuple):
-    """Arguments of a model's call that may come back, such as a whole graph.
-
-    Attributes:
-        kind: Key that must be equal for passes that are recorded once.
-        nest: Arguments without their tensors; see `take_tensors`.
-        addresses: Memory of each, and the count of writes of ids.
-    """
-
-    kind: tuple[Any, ...]
-    nest: Any
-    tensors: list[Tensor]
-    addresses: tuple[Any, ...]
-
-    def pack(self) -> tuple[Any, list[Tensor]]:
-        """Return the call without its tensors, and these."""
-        return (self.kind, self.nest, self.addresses), self.tensors
-
-    @staticmethod
-    def unpack(packed: Any, tensors: Sequence[Tensor] | None) -> WholeCall:
-        """Return the call of `pack`."""
-        kind, nest, addresses = packed
-        return WholeCall(kind, nest, [] if tensors is None else list(tensors), addresses)
-
-
-_NOTHING = torch.empty(0)
-# Stands for a tensor in a nest, and containers that may hold tensors.
-_TENSOR = "tensor"
-_CONTAINERS = frozenset((list, tuple, dict))
-
-
-def take_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """Move the tensors of nested lists, tuples and dicts to a list; return the nest without them.
-
-    Returns:
-        A hashable description; None if the value holds anything but tensors, containers and settings.
-    """
-    kind = type(value)
-    if kind in _TENSORS:
-        tensors.append(value)
-        return (_TENSOR,)
-    if kind in _SETTINGS:
-        return kind, value
-    if kind not in _CONTAINERS:
-        return None
-    parts = tuple([take_tensors(item, tensors) for item in (value.values() if kind is dict else value)])
-    if None in parts:
-        return None
-    return (kind, parts, tuple(value)) if kind is dict else (kind, parts)
-
-
-def fill_in(nest: Any, tensors: Iterator[Tensor]) -> Any:
-    """Return what `take_tensors` was given, with these tensors."""
-    kind, *rest = nest
-    if kind is _TENSOR:
-        return next(tensors)
-    if kind not in _CONTAINERS:
-        return rest[0]
-    parts = [fill_in(part, tensors) for part in rest[0]]
-    return dict(zip(rest[1], parts, strict=True)) if kind is dict else kind(parts)
-
-
-def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State
-              ) -> BatchCall | WholeCall | None:  # fmt: skip
-    """Read the arguments of a model's call; None if its kind does not determine a pass."""
-    last = state.last
-    if (last is not None and not kwargs and last.is_again(args) and _can_record(last.device)
-            and state.read(model, last.device) is last.call.kind[-1]):  # fmt: skip
-        return last.call
-    return _read_anew(model, args, kwargs, state)
-
-
-def _read_anew(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State
-               ) -> BatchCall | WholeCall | None:  # fmt: skip
-    tensors: list[Tensor] = []
-    nest = take_tensors((args, kwargs), tensors)
-    if nest is None or not tensors or not _can_record(tensors[0].device):
-        return None
-    device = tensors[0].device
-    if any(find_batch(tensor) is not None for tensor in tensors):
-        return _read_batch(model, args, kwargs, state)
-    for tensor in tensors:
-        if tensor.layout is not torch.strided or tensor.device != device or tensor.is_inference():
-            return None
-    found = state.read(model, device)
-    if found is None:
-        return None
-    forms = [(tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad) for tensor in tensors]
-    # Orders of edges are remembered by their count of writes.
-    addresses = tuple([(tensor.data_ptr(), -1 if tensor.is_floating_point() else tensor._version)
-                       for tensor in tensors])  # fmt: skip
-    call = WholeCall((nest, *forms, found), nest, tensors, addresses)
-    state.last = _Last.of(args, call, device) if not kwargs else None
-    return call
-
-
-class _Last(NamedTuple):
-    """Last call of a model with arguments that may be given again as they are.
-
-    Attributes:
-        args, call, device: Its arguments, what was read of them, and their device.
-        ids: Tensors of ids among them, whose writes count.
-        forms: Their forms, and the number of registrations of edges.
-    """
-
-    args: tuple[Any, ...]
-    call: WholeCall
-    device: torch.device
-    ids: list[Tensor]
-    forms: list[Any]
-
-    @classmethod
-    def of(cls, args: tuple[Any, ...], call: WholeCall, device: torch.device) -> _Last | None:
-        """Remember a call; None if its arguments hold others, or have a gradient."""
-        if not all(type(value) in _SETTINGS or type(value) in _TENSORS for value in args):
-            return None
-        if any(tensor.requires_grad for tensor in call.tensors):
-            return None
-        ids = [tensor for tensor in call.tensors if not tensor.is_floating_point()]
-        return cls(args, call, device, ids, cls._read(call.tensors, ids))
-
-    @staticmethod
-    def _read(tensors: list[Tensor], ids: list[Tensor]) -> list[Any]:
-        return [*_read_forms(tensors), *map(_read_version, ids), sorted_edges.told]
-
-    def is_again(self, args: tuple[Any, ...]) -> bool:
-        """Report whether these are the same arguments, unchanged."""
-        if len(args) != len(self.args) or not all(map(is_, args, self.args)):
-            return False
-        try:
-            return self._read(self.call.tensors, self.ids) == self.forms
-        except RuntimeError:
-            # A tensor has no memory any more.
-            return False
-
-
-def _read_batch(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> BatchCall | None:
-    values = [*args, *kwargs.values()]
-    batches = [(place, known) for place, value in enumerate(values)
-               if isinstance(value, Tensor) and (known := find_batch(value)) is not None]  # fmt: skip
-    if len(batches) != 1:
-        return None
-    edges_at, known = batches[0]
-    edge_index = values[edges_at]
-    sizes = known.read_hops(edge_index)
-    if sizes is None:
-        return None
-    num_nodes, num_edges, rows = sum(sizes[0]), sum(sizes[1]), {}
-    kinds: list[Any] = [len(args), *kwargs, len(sizes[1]), known.max_degree, edge_index.dtype]
-    for place, value in enumerate(values):
-        if place == edges_at:
-            kinds.append("edge_index")
-        elif isinstance(value, Tensor):
-            count = value.shape[0] if value.dim() > 0 else -1
-            if (
-                type(value) is not Tensor
-                or value.layout is not torch.strided
-                or value.requires_grad
-                or value.device != edge_index.device
-                or num_nodes == num_edges
-                or count not in (num_nodes, num_edges)
-            ):
-                return None
-            rows[place] = value
-            kinds.append(("nodes" if count == num_nodes else "edges", value.dtype, value.shape[1:]))
-        elif isinstance(value, (list, tuple)):
-            if not all(type(item) is int for item in value) or tuple(value) not in sizes:
-                return None
-            kinds.append("nodes of hops" if len(value) == len(sizes[0]) else "edges of hops")
-        elif type(value) in _SETTINGS:
-            kinds.append((type(value), value))
-        else:
-            return None
-    found = state.read(model, edge_index.device)
-    return None if found is None else BatchCall((*kinds, found), Sizes(*sizes), edge_index, rows, args, kwargs)
-
-
-def _can_record(device: torch.device) -> bool:
-    return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
 
 
 class State:
@@ -287,7 +71,8 @@ class State:
         # Of these, tensors of the model's device, and others.
         self._near: list[Tensor] = []
         self._far: list[Tensor] = []
-        self.last: _Last | None = None
+        # Last call with arguments that may be given again as they are, of `read_call`.
+        self.last: Any = None
 
     def read(self, model: Any, device: torch.device) -> tuple[Any, ...] | None:
         """Return the state; None if a hook or a mode watches, or a tensor is on another device."""
@@ -306,7 +91,7 @@ class State:
             return False
         try:
             attributes = [get(own) for get, own in zip(self._getters, self._owns, strict=True)]
-            memory = [*_read_forms(self._near), *map(_read_version, self._far)]
+            memory = [*read_forms(self._near), *map(read_version, self._far)]
         except (KeyError, RuntimeError):
             # An attribute is gone, or a tensor has no memory any more.
             return False
@@ -344,7 +129,7 @@ class State:
                     _read_value(value, device, state, self._views, self._tensors)
             for tensor in (*part._parameters.values(), *part._buffers.values()):
                 if tensor is not None:
-                    if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.device != device:
+                    if type(tensor) not in TENSORS or tensor.layout is not torch.strided or tensor.device != device:
                         return None
                     state.append((id(tensor), *_read_memory(tensor)))
                     self._tensors.append(tensor)
@@ -354,7 +139,7 @@ class State:
         self._near = [part for part in self._tensors if part.device == device and part.layout is torch.strided]
         near = set(map(id, self._near))
         self._far = [part for part in self._tensors if id(part) not in near]
-        self._memory = [*_read_forms(self._near), *map(_read_version, self._far)]
+        self._memory = [*read_forms(self._near), *map(read_version, self._far)]
         return tuple(state)
 
 
@@ -385,12 +170,12 @@ def _read_value(value: Any, device: torch.device, state: list[Any], views: list[
         tensors: Tensors that were read, to which they are added.
     """
     kind = type(value)
-    if kind in _SETTINGS:
+    if kind in SETTINGS:
         state.append(value)
-    elif kind in _TENSORS:
+    elif kind in TENSORS:
         state.append((id(value), _read_tensor(value, device)))
         tensors.append(value)
-    elif kind in _CONTAINERS and len(value) <= _MOST_ITEMS:
+    elif kind in CONTAINERS and len(value) <= _MOST_ITEMS:
         items = value.values() if kind is dict else value
         views.append(items)
         for item in items:
@@ -400,10 +185,10 @@ def _read_value(value: Any, device: torch.device, state: list[Any], views: list[
 
 
 _read_form = attrgetter("dtype", "shape", "requires_grad", "device", "layout")
-_read_version = attrgetter("_version")
+read_version = attrgetter("_version")
 
 
-def _read_forms(tensors: list[Tensor]) -> list[Any]:
+def read_forms(tensors: Sequence[Tensor]) -> list[Any]:
     """Return the memory and the form of strided tensors, by functions without Python code."""
     return [*map(Tensor.data_ptr, tensors), *map(Tensor.stride, tensors), *map(_read_form, tensors)]
 
@@ -507,10 +292,10 @@ class Outside:
             return
         if isinstance(value, _GENERATORS):
             self.reason = f"forward may draw from a {kind.__name__} of the host"
-        if kind in _CONTAINERS and len(value) <= _MOST_ITEMS:
+        if kind in CONTAINERS and len(value) <= _MOST_ITEMS:
             for item in value.values() if kind is dict else value:
                 self._follow(item)
-        if (kind in _SETTINGS or isinstance(value, (type, ModuleType, FunctionType, Tensor, torch.nn.Module))
+        if (kind in SETTINGS or isinstance(value, (type, ModuleType, FunctionType, Tensor, torch.nn.Module))
                 or _is_library(kind.__module__) or (id(value), kind) in self._seen):  # fmt: skip
             return
         self._seen.add((id(value), kind))
@@ -565,7 +350,7 @@ def list_tensors(model: torch.nn.Module) -> list[Tensor]:
 def _list_held(value: Any, tensors: list[Tensor]) -> None:
     if isinstance(value, Tensor):
         tensors.append(value)
-    elif type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS:
+    elif type(value) in CONTAINERS and len(value) <= _MOST_ITEMS:
         for item in value.values() if isinstance(value, dict) else value:
             _list_held(item, tensors)
 

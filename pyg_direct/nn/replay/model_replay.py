@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -19,9 +19,10 @@ from torch_geometric.nn import HeteroConv, MessagePassing
 from pyg_direct.errors import ArgumentError, warn
 from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.paths import Paths
-from pyg_direct.nn.replay.guards import BatchCall, Outside, State, WholeCall, read_call
-from pyg_direct.nn.replay.padded_batch import Sizes
-from pyg_direct.nn.replay.recorded_passes import PaddedPasses, RecordedPasses, Rules, WholePasses
+from pyg_direct.nn.replay.batch_passes import PaddedPasses, TypedPasses
+from pyg_direct.nn.replay.guards import Outside, State
+from pyg_direct.nn.replay.model_call import BatchCall, TypedCall, WholeCall, read_call
+from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules, WholePasses
 from pyg_direct.object_text import one_line, show_options
 from pyg_direct.ops.run_kernel import is_ordinary, is_recorded
 from pyg_direct.progress import announce
@@ -42,18 +43,22 @@ _IN_ONE_THREAD = True
 _SPREAD = (DataParallel, DistributedDataParallel, FullyShardedDataParallel)
 
 
+Call: TypeAlias = BatchCall | TypedCall | WholeCall
+
+
 class _Calls:
     """Calls of one kind so far: the largest batch, and tensors that do not come back."""
 
     def __init__(self, kind: tuple[Any, ...]) -> None:
         self.kind, self.times = kind, 0
-        self.largest: Sizes | None = None
+        # `Sizes` or `TypedSizes`.
+        self.largest: Any = None
         self._addresses: tuple[Any, ...] = ()
         self.moving: frozenset[int] = frozenset()
 
-    def add(self, call: BatchCall | WholeCall) -> None:
+    def add(self, call: Call) -> None:
         self.times += 1
-        if isinstance(call, BatchCall):
+        if not isinstance(call, WholeCall):
             self.largest = call.sizes if self.largest is None else self.largest.join(call.sizes)
             return
         if self._addresses:
@@ -85,7 +90,7 @@ class _Passes:
         # Recordings, and by how many bits more calls are wanted before the next one.
         self._times = self._patience = 0
 
-    def find(self, call: BatchCall | WholeCall) -> RecordedPasses | None:
+    def find(self, call: Call) -> RecordedPasses | None:
         """Return the recording, filled with the arguments of a call; None if it cannot serve them."""
         recording, calls = self.recording, self._calls
         if recording is None or calls is None or call.kind != calls.kind or recording.is_busy():
@@ -95,7 +100,7 @@ class _Passes:
         self._next, self._missed, self._changes = None, 0, 0
         return recording
 
-    def note(self, model: Any, call: BatchCall | WholeCall) -> str | None:
+    def note(self, model: Any, call: Call) -> str | None:
         """Learn from an ordinary pass, and record once enough are known; return why passes cannot be replayed."""
         if self.recording is not None and self.recording.is_busy():
             # The next pass would overwrite the tensors that a pass keeps for its backward.
@@ -123,15 +128,16 @@ class _Passes:
         except Exception as error:  # Such as memory that runs out: the loop goes on without replay.
             return (str(error) or type(error).__name__).splitlines()[0]
 
-    def _record(self, model: Any, call: BatchCall | WholeCall, calls: _Calls) -> str | None:
+    def _record(self, model: Any, call: Call, calls: _Calls) -> str | None:
         # The memory of an earlier one serves the next, once it is no longer read.
         if self.recording is not None:
             self.recording.wait()
         self.recording = None
         made: Any
         if isinstance(call, BatchCall):
-            assert calls.largest is not None, "learned from this call"
             made = PaddedPasses(model, self._rules, call, calls.largest)
+        elif isinstance(call, TypedCall):
+            made = TypedPasses(model, self._rules, call, calls.largest)
         else:
             made = WholePasses(model, self._rules, call, calls.moving)
         # A small batch leaves more padding than fits; the next may not.
@@ -190,7 +196,7 @@ class Replay:
             return plain(model, *args, **kwargs)
         passes = self._find_passes(model, is_graded, is_trained)
         call = None if passes is None else read_call(model, args, kwargs, passes.state)
-        if passes is not None and call is not None and (self._is_strict or isinstance(call, BatchCall)):
+        if passes is not None and call is not None and (self._is_strict or not isinstance(call, WholeCall)):
             recording = passes.find(call)
             if recording is not None:
                 self.replayed += 1

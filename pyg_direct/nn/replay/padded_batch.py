@@ -8,9 +8,10 @@ lead only to such nodes. They change no result of a model that reads only nodes 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -61,13 +62,29 @@ def read_sizes(batch: Any) -> Sizes | None:
     return Sizes(tuple(nodes), tuple(edges))
 
 
-def copy_hops(rows: Tensor, out: Tensor, counts: Sequence[int], places: Sequence[int]) -> None:
-    """Copy rows of each hop to its places, the first of them."""
-    first = begin = 0
-    for count, room in zip(counts, places, strict=True):
-        if count > 0:
-            out.narrow(0, begin, count).copy_(rows.narrow(0, first, count))
-        first, begin = first + count, begin + room
+class HopRows(NamedTuple):
+    """Rows of a batch, their place, and the rows of each hop in both."""
+
+    rows: Tensor
+    place: Tensor
+    counts: Sequence[int]
+    room: Sequence[int]
+
+
+def copy_hops(parts: Iterable[HopRows]) -> None:
+    """Copy rows of each hop to its places, the first of them; rows of one dtype together."""
+    pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for rows, place, counts, room in parts:
+        targets, sources = pairs.setdefault(rows.dtype, ([], []))
+        first = begin = 0
+        for count, size in zip(counts, room, strict=True):
+            if count > 0:
+                targets.append(place.narrow(0, begin, count))
+                sources.append(rows.narrow(0, first, count))
+            first, begin = first + count, begin + size
+    for targets, sources in pairs.values():
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
 
 class PaddedEdges:
@@ -147,8 +164,8 @@ class PaddedBatch:
         ):
             return False
         self._edges.register()
-        for name in self._names:
-            copy_hops(batch[name], self.data[name], self._read(name, sizes), self._read(name, self.places))
+        copy_hops(HopRows(batch[name], self.data[name], self._read(name, sizes), self._read(name, self.places))
+                  for name in self._names)  # fmt: skip
         return True
 
     def _read(self, name: str, sizes: Sizes) -> tuple[int, ...]:
@@ -170,6 +187,11 @@ class TypedSizes(NamedTuple):
 
     nodes: dict[str, tuple[int, ...]]
     edges: dict[Relation, tuple[int, ...]]
+
+    def find(self, key: Any) -> tuple[int, ...]:
+        """Return the nodes of a type, or the edges of a relation, in each hop."""
+        counts = self.nodes.get(key)
+        return self.edges[key] if counts is None else counts
 
     def is_like(self, other: Any) -> bool:
         """Report whether both have the same types, relations and hops."""
@@ -239,6 +261,60 @@ def find_input(batch: Any) -> str | None:
     return kinds[0] if len(kinds) == 1 else None
 
 
+class PaddedRelations:
+    """Places for the edges of batches with types, of up to some size.
+
+    Args:
+        edges: Edges of each relation of a batch like those to come.
+        largest: Nodes and edges of each hop of the largest batches known.
+
+    Attributes:
+        edge_index: The edges of each relation that a model is given; they keep their memory.
+        places: Places for nodes of each type and edges of each relation in each hop.
+    """
+
+    def __init__(self, edges: Mapping[Relation, Tensor], largest: TypedSizes, margin: float) -> None:
+        known = {kind: find_batch(edge_index) for kind, edge_index in edges.items()}
+        self._max_degree = {kind: None if one is None else one.max_degree for kind, one in known.items()}
+        self._most_edges = {kind: degree or FEW_EDGES for kind, degree in self._max_degree.items()}
+        self.places = largest.widen(margin, self._most_edges)
+        self.edge_index = {kind: edge_index.new_zeros(2, sum(self.places.edges[kind]))
+                           for kind, edge_index in edges.items()}  # fmt: skip
+
+    def fill(self, edges: Mapping[Relation, Tensor], sizes: TypedSizes) -> bool:
+        """Copy edges; False if they do not fit, or are of another kind."""
+        places = self.places
+        if not sizes.is_like(places):
+            return False
+        if any(count > room for kind, counts in sizes.nodes.items()
+               for count, room in zip(counts, places.nodes[kind], strict=True)):  # fmt: skip
+            return False
+        for kind, out in self.edge_index.items():
+            given = edges.get(kind)
+            if given is None or given.dtype != out.dtype or given.device != out.device or not self._fits(kind, sizes):
+                return False
+        for kind, out in self.edge_index.items():
+            pad_edges(edges[kind], sizes.nodes[kind[0]], sizes.edges[kind], places.nodes[kind[0]], places.edges[kind],
+                      out, self._targets(kind, sizes))  # fmt: skip
+        return True
+
+    def register(self) -> None:
+        """Register the edges as sorted, and forget results for the edges before."""
+        for kind, out in self.edge_index.items():
+            register_sorted(out, self.places.nodes[kind[0]], self.places.edges[kind], self._max_degree[kind],
+                            self.places.nodes[kind[-1]])  # fmt: skip
+
+    def _targets(self, kind: Relation, sizes: TypedSizes) -> Targets | None:
+        """Return the targets of a relation between two types."""
+        source, _, target = kind
+        return None if source == target else Targets(sizes.nodes[target], self.places.nodes[target])
+
+    def _fits(self, kind: Relation, sizes: TypedSizes) -> bool:
+        source = kind[0]
+        return fits(sizes.nodes[source], sizes.edges[kind], self.places.nodes[source], self.places.edges[kind],
+                    self._most_edges[kind], self._targets(kind, sizes))  # fmt: skip
+
+
 class PaddedTypes:
     """Places for batches with types, of up to some size.
 
@@ -255,11 +331,10 @@ class PaddedTypes:
         self._input = find_input(batch)
         assert self._input is not None, "a batch has seeds"
         self._num_seeds: int = batch[self._input].batch_size
-        known = {kind: find_batch(batch[kind].edge_index) for kind in largest.edges}
-        self._max_degree = {kind: None if one is None else one.max_degree for kind, one in known.items()}
-        self._most_edges = {kind: degree or FEW_EDGES for kind, degree in self._max_degree.items()}
-        self.places = places = largest.widen(margin, self._most_edges)
+        self._edges = PaddedRelations({kind: batch[kind].edge_index for kind in largest.edges}, largest, margin)
+        self.places = places = self._edges.places
         self.data, self._names = HeteroData(), list[tuple[Any, str]]()
+        kind: Any
         for kind, counts in (*places.nodes.items(), *places.edges.items()):
             store, given = self.data[kind], batch[kind]
             for name in names:
@@ -276,7 +351,7 @@ class PaddedTypes:
             if kind in places.nodes:
                 store.num_nodes, store.num_sampled_nodes = sum(counts), list(counts)
             else:
-                store.edge_index = given.edge_index.new_zeros(2, sum(counts))
+                store.edge_index = self._edges.edge_index[kind]
                 store.num_sampled_edges = list(counts)
         missing = [name for name in names if all(name != own for _, own in self._names)]
         if missing:
@@ -291,40 +366,17 @@ class PaddedTypes:
             or not sizes.is_like(places)
             or find_input(batch) != self._input
             or batch[self._input].batch_size != self._num_seeds
-            or not all(self._fits(kind, sizes) for kind in places.edges)
-            or any(count > room for kind, counts in sizes.nodes.items()
-                   for count, room in zip(counts, places.nodes[kind], strict=True))
-            or not all(self._matches(kind, name, batch, sizes) for kind, name in
-                       (*self._names, *((kind, "edge_index") for kind in places.edges)))
-        ):  # fmt: skip
+            or not all(self._matches(kind, name, batch, sizes) for kind, name in self._names)
+            or not self._edges.fill({kind: batch[kind].edge_index for kind in places.edges}, sizes)
+        ):
             return False
-        for kind, counts in sizes.edges.items():
-            out, (source, _, target) = self.data[kind].edge_index, kind
-            pad_edges(batch[kind].edge_index, sizes.nodes[source], counts, places.nodes[source], places.edges[kind],
-                      out, self._targets(kind, sizes))  # fmt: skip
-            # Results for the batch before are forgotten.
-            register_sorted(out, places.nodes[source], places.edges[kind], self._max_degree[kind],
-                            places.nodes[target])  # fmt: skip
-        for key, name in self._names:
-            of_nodes = isinstance(key, str)
-            counts, room = (sizes.nodes[key], places.nodes[key]) if of_nodes else (sizes.edges[key], places.edges[key])
-            copy_hops(batch[key]._mapping[name], self.data[key]._mapping[name], counts, room)
+        self._edges.register()
+        copy_hops(HopRows(batch[key]._mapping[name], self.data[key]._mapping[name], sizes.find(key), places.find(key))
+                  for key, name in self._names)  # fmt: skip
         return True
-
-    def _targets(self, kind: Relation, sizes: TypedSizes) -> Targets | None:
-        """Return the targets of a relation between two types."""
-        source, _, target = kind
-        return None if source == target else Targets(sizes.nodes[target], self.places.nodes[target])
-
-    def _fits(self, kind: Relation, sizes: TypedSizes) -> bool:
-        source = kind[0]
-        return fits(sizes.nodes[source], sizes.edges[kind], self.places.nodes[source], self.places.edges[kind],
-                    self._most_edges[kind], self._targets(kind, sizes))  # fmt: skip
 
     def _matches(self, kind: Any, name: str, batch: HeteroData, sizes: TypedSizes) -> bool:
         given, own = batch[kind]._mapping.get(name), self.data[kind]._mapping[name]
         if not isinstance(given, Tensor) or given.dtype != own.dtype or given.device != own.device:
             return False
-        if name == "edge_index":
-            return True
         return given.shape == (sum(sizes.nodes[kind] if isinstance(kind, str) else sizes.edges[kind]), *own.shape[1:])

@@ -1,7 +1,7 @@
 """A model's forward and backward passes, recorded as CUDA graphs over places of fixed size.
 
-`PaddedPasses` has places for batches of up to some size. `WholePasses` reads the tensors of the program in place, if
-these come back in each pass, and has places for the others. Both return results and gradients in new memory.
+`WholePasses` reads the tensors of the program in place, if these come back in each pass, and has places for the others.
+`batch_passes.py` has places for batches of up to some size. All return results and gradients in new memory.
 """
 
 from __future__ import annotations
@@ -15,28 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.nn.replay.guards import (
-    BatchCall,
-    ForeignReads,
-    Traces,
-    WholeCall,
-    fill_in,
-    find_norm_over_nodes,
-    left_as_it_was,
-    list_tensors,
-    take_tensors,
-)
-from pyg_direct.nn.replay.padded_batch import PaddedEdges, Sizes, copy_hops
-from pyg_direct.nn.sorted_edges import find_batch
+from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors
+from pyg_direct.nn.replay.model_call import WholeCall, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
-# How much larger than the seen batches batches may be.
-_MARGIN = 0.02
-# Factor of a node's numbers in padding rows, for a test whether others read them. Then the allowed difference of
-# results, for float32 and for narrower dtypes.
-_LOUD = 100
-_APART, _APART_IF_NARROW = 1e-3, 3e-2
 # Share of the free memory that tensors kept for backward may take twice.
 _MOST_KEPT = 1 / 8
 
@@ -415,138 +398,6 @@ class _Replayed(torch.autograd.Function):
         else:
             found = recording.go_back_again(turn, grads, ctx.kind.unpack(ctx.nest, ctx.saved_tensors))
         return None, None, *found
-
-
-class PaddedPasses(RecordedPasses):
-    """Passes over places for batches of up to some size.
-
-    Args:
-        largest: Nodes and edges of each hop of the largest batches known.
-    """
-
-    _is_padded = True
-
-    def __init__(self, model: Any, rules: Rules, call: BatchCall, largest: Sizes) -> None:
-        super().__init__(model, rules, call.edge_index.device)
-        known = find_batch(call.edge_index)
-        assert known is not None, "read before"
-        self._largest = largest
-        self._edges = PaddedEdges(call.edge_index, largest, _MARGIN, largest.nodes[0], known.max_degree)
-        self._rows: dict[int, Tensor] = {}
-        self._of_edges = {place: rows.shape[0] == sum(call.sizes.edges) for place, rows in call.rows.items()}
-        values: list[Any] = [*call.args, *call.kwargs.values()]
-        for place, value in enumerate(values):
-            if place in call.rows:
-                count = sum(self._hops(place, self._edges.places))
-                # Padding holds values that a model is made for.
-                self._rows[place] = values[place] = value.detach()[:1].expand(count, *value.shape[1:]).clone()
-            elif isinstance(value, Tensor):
-                values[place] = self._edges.edge_index
-            elif isinstance(value, (list, tuple)):
-                values[place] = list(self._edges.places[len(value) != len(largest.nodes)])
-        num_args = len(call.args)
-        self._args, self._kwargs = values[:num_args], dict(zip(call.kwargs, values[num_args:], strict=True))
-        self._num_hops = 0
-
-    def make_again(self, call: BatchCall) -> PaddedPasses:
-        """Make other places for the arguments of a pass."""
-        again = PaddedPasses(self._model(), self._rules, call, self._largest)
-        again._num_hops = self._num_hops
-        return again
-
-    def _hops(self, place: int, sizes: Sizes) -> tuple[int, ...]:
-        return sizes.edges if self._of_edges[place] else sizes.nodes
-
-    def _list_given(self) -> list[Tensor]:
-        return [*self._rows.values(), self._edges.edge_index]
-
-    def fill(self, call: BatchCall) -> bool:
-        """Copy the arguments of a pass; False if they do not fit."""
-        if not self._edges.fill(call.edge_index, call.sizes):
-            return False
-        for place, rows in call.rows.items():
-            copy_hops(rows.detach(), self._rows[place], self._hops(place, call.sizes),
-                      self._hops(place, self._edges.places))  # fmt: skip
-        return True
-
-    def _prepare(self) -> None:
-        self._edges.register()
-
-    def _compute(self) -> Any:
-        model: Any = self._model()
-        return type(model).forward(model, *self._args, **self._kwargs)
-
-    def _find_reason(self, model: Any, call: BatchCall) -> str | None:
-        found = find_norm_over_nodes(model)
-        if found is not None:
-            return f"the model has a norm over all nodes, {found}"
-        return super()._find_reason(model, call)
-
-    def _find_misfit(self) -> str | None:
-        made: Any = self._made[0] if len(self._made) == 1 and self._nest == _ONE else None
-        if made is None or made.dim() == 0 or made.requires_grad != self._rules.is_graded:
-            return "the model gives other results than one tensor of rows of nodes"
-        nodes = self._edges.places.nodes
-        ends = {sum(nodes[: hop + 1]): hop + 1 for hop in reversed(range(len(nodes)))}
-        if made.shape[0] not in ends:
-            return f"the model gives {made.shape[0]} rows, which are not those of the nodes of some hops"
-        self._num_hops = ends[made.shape[0]]
-        return self._find_results()
-
-    def _find_difference(self, model: Any, call: BatchCall) -> str | None:
-        """Return why rows of nodes differ from those for the batch itself, in evaluation; None if they do not."""
-        for part in model.modules():
-            part.training = False
-        graded, self._graded = self._graded, []
-        try:
-            with torch.no_grad():
-                expected = type(model).forward(model, *call.args, **call.kwargs)
-                self._fill_up(call, _LOUD)
-                self._run()
-                (found,) = self.cut(self._made, call)
-        except Exception as error:  # Any error of a model about its arguments.
-            return (str(error) or type(error).__name__).splitlines()[0]
-        finally:
-            self._made, self._graded = [], graded
-            self._fill_up(call, 1)
-        if not isinstance(expected, Tensor) or expected.shape != found.shape:
-            return "the model gives other rows for a batch that is filled up"
-        narrow = found.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(found.device.type)
-        is_rounded = narrow or torch.get_float32_matmul_precision() != "highest"
-        apart = (found.double() - expected.double()).norm()
-        if bool(apart <= (_APART_IF_NARROW if is_rounded else _APART) * expected.double().norm()):
-            return None
-        return "rows of nodes depend on nodes that are not their neighbors"
-
-    def _fill_up(self, call: BatchCall, factor: int) -> None:
-        """Fill padding rows with the numbers of the batch's first rows, times a factor."""
-        for place, rows in call.rows.items():
-            first, begin = rows.detach()[:1], 0
-            if rows.is_floating_point():
-                first = first * factor
-            for count, room in zip(self._hops(place, call.sizes), self._hops(place, self._edges.places), strict=True):
-                if count < room and len(first):
-                    self._rows[place].narrow(0, begin + count, room - count).copy_(first)
-                begin += room
-
-    def cut(self, made: Sequence[Tensor], call: BatchCall) -> list[Tensor]:
-        """Return the rows of a batch, in new memory."""
-        (rows,), parts, begin = made, [], 0
-        for count, room in zip(call.sizes.nodes[: self._num_hops], self._edges.places.nodes, strict=False):
-            parts.append(rows.narrow(0, begin, count))
-            begin += room
-        return [parts[0].clone() if len(parts) == 1 else torch.cat(parts)]
-
-    def _spread(self, grads: Sequence[Tensor | None], call: BatchCall) -> None:
-        (place,), (grad,) = self._grads, grads
-        assert grad is not None, "there is one result"
-        # Padding nodes get none.
-        place.zero_()
-        copy_hops(grad, place, call.sizes.nodes[: self._num_hops], self._edges.places.nodes[: self._num_hops])
-
-
-# Nest of a result that is one tensor.
-_ONE = take_tensors(torch.empty(0), [])
 
 
 class WholePasses(RecordedPasses):

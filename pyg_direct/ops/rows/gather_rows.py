@@ -495,18 +495,22 @@ class TypedReader:
     def __init__(self, tables: Sequence[Tensor], errors: Tensor | None) -> None:
         first = tables[0]
         assert all(fits_typed(t) and (t.dtype, t.shape[1:]) == (first.dtype, first.shape[1:]) for t in tables)
-        self._tables, self._errors = list(tables), errors
+        self._tables = list(tables)
         self._shape, self._dtype, self._device = first.shape[1:], first.dtype, first.device
         self._row_bytes = math.prod(self._shape) * first.element_size()
         self._num_rows = [len(table) for table in tables]
         self._where = torch.from_numpy(self._find_tables()).to(self._device)
+        kernel, size, self._share = kernels.gather_typed_gpu, self._row_bytes, (self._row_bytes, 2 * PIECE * THREADS)
+        if self._row_bytes % PIECE:
+            kernel, size, self._share = kernels.gather_typed_narrow_gpu, self._row_bytes.bit_length() - 1, (1, THREADS)
+        self._launch = prepare_gpu(kernel, OPEN, self._where, OPEN, size, OPEN, errors)
 
     def _find_tables(self) -> np.ndarray:
         """Return addresses of the tables, and then their rows, int64 `[2 * T]`."""
         return np.array([table.data_ptr() for table in self._tables] + self._num_rows, np.int64)
 
-    def read(self, ids: Tensor, layout: Tensor, counts: Sequence[int]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return (all rows, the rows of each table): `[sum of counts, ...]`, and parts of it.
+    def read(self, ids: Tensor, layout: Tensor, num_rows: int) -> Tensor:
+        """Return the rows of all tables one after the other, `[num_rows, ...]`.
 
         Args:
             ids: int64, contiguous; ids of all types.
@@ -515,19 +519,14 @@ class TypedReader:
         Raises:
             IdError: an id on the CPU is out of range.
         """
-        rows = torch.empty((sum(counts), *self._shape), dtype=self._dtype, device=self._device)
+        rows = torch.empty((num_rows, *self._shape), dtype=self._dtype, device=self._device)
         if not ids.is_cuda:
             self._read_on_cpu(ids, layout, rows)
-        elif rows.numel() > 0:
-            address = rows.data_ptr()
-            if self._row_bytes % PIECE == 0:
-                grid = -(-rows.shape[0] * self._row_bytes // (2 * PIECE * THREADS))
-                run_gpu(kernels.gather_typed_gpu, grid, layout, self._where, ids, self._row_bytes, address,
-                        self._errors)  # fmt: skip
-            else:
-                run_gpu(kernels.gather_typed_narrow_gpu, -(-rows.shape[0] // THREADS), layout, self._where, ids,
-                        self._row_bytes.bit_length() - 1, address, self._errors)  # fmt: skip
-        return rows, torch.unsafe_split_with_sizes(rows, counts)  # type: ignore[arg-type]
+        elif num_rows and self._row_bytes:
+            # Work of a row, and of a block.
+            unit, of_block = self._share
+            self._launch(-(-num_rows * unit // of_block), (layout, ids, rows.data_ptr()))
+        return rows
 
     def _read_on_cpu(self, ids: Tensor, layout: Tensor, rows: Tensor) -> None:
         # Other code may move a table that stays the same tensor, for example to shared memory.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_direct.kernels.sampling import induced as kernels
 from pyg_direct.ops.argument_checks import check_below
-from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
 
 # Edges that a CPU compares with a set in the time in which it samples one.
 _LIGHT = 4
@@ -81,24 +81,41 @@ class Candidates(NamedTuple):
         return ends, edges
 
 
-def count_inside(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor, num_nodes: Tensor | None = None
+def enter_set(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor, num_nodes: Tensor | None = None) -> Tensor:
+    """Write the places of a set of nodes to a table on a GPU, in one launch and without a wait.
+
+    Args:
+        nodes: int64 `[M]` within [0, N), which is not checked; a node that repeats has its first place.
+        local_of_node: int32 `[N]`, all -1.
+        num_nodes: How many of `nodes` count, the first ones, int64 `[1]`; None for all.
+
+    Returns:
+        The first edge of each node among the edges of their rows, int64 `[M + 1]`, for `count_inside`.
+    """
+    offsets = torch.empty(nodes.numel() + 1, dtype=torch.int64, device=nodes.device)
+    if nodes.numel() == 0:
+        return offsets.zero_()
+    run_gpu(kernels.enter_set_gpu, grid_for(nodes.numel(), nodes), lists.indptr, nodes,
+            nodes[:0] if num_nodes is None else num_nodes, local_of_node.view(torch.uint32), offsets)  # fmt: skip
+    return offsets.cumsum_(0)
+
+
+def count_inside(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor, offsets: Tensor | None = None
                  ) -> Candidates:  # fmt: skip
     """Count the edges of rows that lead to nodes of a set, without a wait for a GPU.
 
     Args:
         nodes: The nodes whose rows are read, int64 `[M]` within [0, N), which a CPU checks.
         local_of_node: int32 `[N]`: the local id of each node of the set, below 0 for others.
-        num_nodes: On a GPU, how many of `nodes` count, the first ones, int64 `[1]`; None for all.
+        offsets: On a GPU, the result of `enter_set`, if it was called.
     """
     if not runs_on_gpu(nodes):
         check_below("nodes", nodes.numpy(), lists.num_nodes)
         return _count_on_cpu(lists, nodes, local_of_node)
-    begins = lists.indptr.index_select(0, nodes)
-    degrees = lists.indptr[1:].index_select(0, nodes).sub_(begins)
-    if num_nodes is not None:
-        degrees.mul_(torch.arange(nodes.numel(), device=nodes.device) < num_nodes)
-    offsets = torch.zeros(nodes.numel() + 1, dtype=torch.int64, device=nodes.device)
-    torch.cumsum(degrees, 0, out=offsets[1:])
+    if offsets is None:
+        degrees = lists.indptr[1:].index_select(0, nodes).sub_(lists.indptr.index_select(0, nodes))
+        offsets = torch.zeros(nodes.numel() + 1, dtype=torch.int64, device=nodes.device)
+        torch.cumsum(degrees, 0, out=offsets[1:])
     sums = torch.empty(full_grid(nodes), dtype=torch.int64, device=nodes.device)
     if nodes.numel() == 0:
         return Candidates(lists, nodes, offsets, local_of_node, sums.zero_(), nodes[:0].int())

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError, RankError
-from pyg_direct.runtime.comm.formation import Connections, Formation, failures_told, name_ranks
+from pyg_direct.runtime.comm.formation import Connections, Formation, check_interfaces, failures_told, name_ranks
 from pyg_direct.runtime.comm.heartbeat import Pulse
 from pyg_direct.runtime.comm.nccl_segments import NcclSegments
 
@@ -93,6 +93,8 @@ class Communicator:
             raise ArgumentError(f"group must have this process, rank {dist.get_rank()}, as a member, got ranks {ranks}")
         with failures_told(group):
             _check(device, backend, timeout, silence, captured)
+            if len(ranks) > 1:
+                check_interfaces()
         self.device, self._wire, self.captured = device, device if backend == "nccl" else _HOST, captured
         self._connections = Connections()
         self._ranks, self._silence, self._timeout = ranks, silence, timeout

@@ -27,7 +27,7 @@ import psutil
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from pyg_direct.errors import RankError
+from pyg_direct.errors import ArgumentError, RankError
 from pyg_direct.runtime.comm.heartbeat import Pulse, open_store
 from pyg_direct.runtime.comm.host_group import identify_host
 
@@ -54,6 +54,19 @@ def stay_on_host() -> None:
     for name in (GLOO, NCCL) if loopback is not None else ():
         assert loopback is not None
         os.environ.setdefault(name, loopback)
+
+
+def check_interfaces() -> None:
+    """Check that the interfaces that Gloo is to listen on are there: otherwise no attempt to join would succeed.
+
+    Raises:
+        ArgumentError: `GLOO_SOCKET_IFNAME` names another interface.
+    """
+    names, known = [name for name in os.environ.get(GLOO, "").split(",") if name], psutil.net_if_addrs()
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise ArgumentError(f"{GLOO} must name network interfaces of this host, {', '.join(sorted(known))}, got "
+                            f"{', '.join(missing)}")  # fmt: skip
 
 
 def describe_network() -> str:
@@ -149,8 +162,9 @@ def _list_sockets() -> dict[int, int]:
 
 
 T = TypeVar("T")
-# Attempts to join a group again whose connections were lost: a busy machine drops some.
-_ATTEMPTS = 4
+# Attempts to join a group whose connections were lost, as shares of the silence: a busy machine drops some. If one rank
+# fails at once, the others wait for all of an attempt.
+_ATTEMPTS = (0.2, 0.2, 0.2, 0.4)
 # Least seconds of an attempt, whatever the silence: connecting takes long on a busy machine.
 _LEAST = 10.0
 # Seconds between two reads of the words of the others, growing, and between two checks that they are alive.
@@ -271,15 +285,17 @@ class Formation:
         self._say(f"came/{self._rank}", word)
         words = self._hear("came", "")
         reason = ""
-        for attempt in range(_ATTEMPTS):
-            again = f"again/{attempt}"
+        for attempt, share in enumerate(_ATTEMPTS):
+            again, limit = f"again/{attempt}", min(self._timeout, max(share * self._silence, _LEAST))
             try:
                 # Only Gloo's connections: this process may hold the store of all.
                 with on_loopback(all(other == word for other in words or [])), connections.opened():
                     group = dist.ProcessGroupGloo(PrefixStore(f"gloo/{attempt}", store), self._rank, len(self._ranks),
                                                   timedelta(seconds=limit))  # fmt: skip
             except RuntimeError as error:
-                self._say(again, f"rank {self._ranks[self._rank]}: {error}")
+                # The first reason: the others lose their connections because of it.
+                if not store.check([again]):
+                    self._say(again, f"rank {self._ranks[self._rank]}: {error}")
             else:
                 self._say(f"formed/{attempt}/{self._rank}", "")
                 if self._hear(f"formed/{attempt}", again) is not None:
@@ -291,7 +307,7 @@ class Formation:
             # No member starts again before all have left the attempt that failed.
             self._say(f"left/{attempt}/{self._rank}", "")
             self._hear(f"left/{attempt}", "")
-        raise RankError(f"the processes could not be joined in {_ATTEMPTS} attempts, at last {reason}")
+        raise RankError(f"the processes could not be joined in {len(_ATTEMPTS)} attempts, at last {reason}")
 
     def _say(self, key: str, word: str) -> None:
         self._store.set(key, word)

@@ -6,8 +6,10 @@ import signal
 import time
 from functools import partial
 from multiprocessing.connection import wait as wait_for_any
+from unittest.mock import Mock
 
 import pytest
+import torch
 from torch.multiprocessing import start_processes
 
 from benchmarks.distributed import exchange
@@ -46,3 +48,13 @@ def test_an_interrupted_benchmark_leaves_no_processes(tmp_path):
     for name in names:
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / name).read_text()), 0)
+
+
+def test_exchanges_of_captured_plans_are_timed():
+    communicator = Mock(size=2, device=torch.device("cpu"), run=lambda fn, *args: fn(*args),
+                        open_segments=lambda: exchange.Itself(torch.device("cpu")))  # fmt: skip
+
+    found = exchange.measure_segments(communicator)
+
+    assert len(found["segment_seconds"]) == len(found["segment_rate"]) == 5
+    assert min(found["segment_seconds"] + found["segment_rate"]) > 0

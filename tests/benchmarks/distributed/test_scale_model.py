@@ -1,12 +1,23 @@
 """The model of more hosts: what it is made of, and that it meets what was measured where it was measured."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.distributed.exchange import describe_cut, measure_cut
-from benchmarks.distributed.scale_model import HOSTS, NETWORKS, Load, model_scaling, predict_seconds
+from benchmarks.distributed.scale_model import (
+    HOSTS,
+    NETWORKS,
+    Load,
+    find_contention,
+    model_scaling,
+    predict_seconds,
+)
+from pyg_direct.bench.result_row import read_rows
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def test_one_host_takes_the_time_of_its_own_work():
@@ -39,6 +50,50 @@ def test_parts_of_a_ring_have_few_nodes_of_others():
     assert list(cut) == [2]
     assert 0 < cut[2] < 0.02
     assert [row.p50 for row in describe_cut(cut, "ring")] == [50.0, 100 * cut[2]]
+
+
+def find_committed(name, case, counts, **more):
+    """What a benchmark found, from the committed rows: batches of equal size, and eight of them to an exchange."""
+    rows = {(row["case"], row["metric"]): row for row in read_rows(RESULTS / f"distributed_{name}.json")}
+    shared = rows[f"{case}/1", "batch grouped, packed and joined as by several"]
+    found = {1: {"seconds": shared["limit"] / 1e3, "shared_seconds": shared["p50"] / 1e3, "spread": 0.0}}
+    for count in (1, *counts):
+        edges, whole = (1e6 * rows[f"{case}/{count}", metric]["p50"] for metric in (
+            "edges of all processes", "edges of all processes, graph in one memory"))  # fmt: skip
+        found.setdefault(count, {}).update(edges=[edges], whole=[whole])
+    for count in counts:
+        row_bytes, other_bytes, empty, bandwidth = (rows[f"{case}/{count}", metric]["p50"] for metric in (
+            "row bytes sent a batch", "ids and edges sent a batch", "exchange of nothing",
+            "exchange of 4 MiB with each"))  # fmt: skip
+        edges = found[1]["edges"][0] * found[1]["seconds"]
+        found[count] |= {"seconds": count * edges / found[count]["edges"][0], "row_bytes": 1e3 * row_bytes,
+                         "other_bytes": 1e3 * other_bytes, "empty": [empty / 1e6], "bandwidth": [1e9 * bandwidth],
+                         "group": 8.0, **{key: values[count] for key, values in more.items()}}  # fmt: skip
+    return found
+
+
+def compare(found, **options):
+    return [row.p50 for row in model_scaling(found, "case", **options) if row.unit == "x"]
+
+
+def test_the_model_meets_the_rows_of_two_and_four_processes_on_two_cores():
+    found = find_committed("cpu", "distributed/products x 0.02/cpu", (2, 4))
+
+    ratios = compare(found, crowding=lambda count: max(1.0, count / 2),
+                     contention=lambda count: find_contention(found, count))  # fmt: skip
+
+    assert all(abs(ratio - 1) <= 0.2 for ratio in ratios), ratios
+
+
+def test_the_model_takes_the_rates_of_captured_exchanges():
+    found = {1: {"edges": [1e9], "seconds": 2e-4, "shared_seconds": 3e-4, "spread": 0.0},
+             2: {"edges": [1e9], "seconds": 1e-3, "row_bytes": 5e7, "other_bytes": 0, "empty": [1.0],
+                 "bandwidth": [1.0], "group": 8.0, "segment_seconds": [2e-5], "segment_rate": [1e11]}}  # fmt: skip
+
+    (ratio,) = compare(found)
+
+    # Work, eight all-to-alls, and the bytes of the rows.
+    assert ratio == pytest.approx((3e-4 + 8 * 2e-5 + 5e7 / 1e11) / 1e-3)
 
 
 def test_rows_of_the_model():

@@ -387,8 +387,12 @@ ELSEWHERE = {"device": Refused("cpu", "give it to DistGraph"), "placement": Refu
              "topology_placement": Refused("cpu", "has no option topo"), "sampling": Refused("labor", "has no option"),
              "num_workers": Refused(2, "num_workers must be 0"),
              "input_start_time": Refused(TIMES[:30], "has no option input_start_time: time_window"),
-             "input_end_time": Refused(TIMES[:30], "has no option input_end_time: time_window")}  # fmt: skip
-DIST_EPOCHS = {"seed": Differs(2), "prefetch": Refused(-1, "prefetch must be"),
+             "input_end_time": Refused(TIMES[:30], "has no option input_end_time: time_window"),
+             **{name: Refused(value, f"has no option {name}") for name, value in {
+                 "cache_policy": "p2p_clique_replicate", "cold_policy": "shard", "hotness": "degree", "presample": 2,
+                 "topology_cache": "1K", "layer_dependency": True, "directed": False, "neighbor_sampler": sampler_of(),
+                }.items()}}  # fmt: skip
+DIST_EPOCHS = {"seed": Differs(2), "prefetch": Refused(-1, "prefetch must be"), "ahead": Refused(-1, "ahead must be"),
                "ranks": Differs("own"), "uneven": Differs("drop", client=(1, 2)),
                **{name: HOOKS[name] for name in HOOKS}, **ORDER,
                **{name: Told(said) for name, said in WORKERS.items()}, **ELSEWHERE,
@@ -419,6 +423,21 @@ def test_each_option_has_an_entry(name):
     kind, known = (LOADERS | DIST)[name]
 
     assert list_all(kind) == set(known) - (set(ELSEWHERE) - list_all(kind) if name in DIST else set())
+
+
+@pytest.mark.parametrize(("name", "other"), [
+    ("DistNeighborLoader", NeighborLoader), ("DistSubGraphLoader", SubGraphLoader),
+    ("DistLinkNeighborLoader", LinkNeighborLoader),
+])  # fmt: skip
+def test_each_option_of_one_machine_has_an_entry_for_a_graph_in_parts(name, other):
+    kind, known = DIST[name]
+
+    assert list_all(other) - set(known) == set()
+    # Equal defaults, such as `uneven="pad"`, but of ranks and of plans for rows in files, and of what must be given.
+    own, others = ({key: part.default for key, part in inspect.signature(one).parameters.items()}
+                   for one in (kind, other))  # fmt: skip
+    shared = {key for key in own if key in others and own[key] is not inspect.Parameter.empty} - {"ranks", "ahead"}
+    assert {key: own[key] for key in shared} == {key: others[key] for key in shared}
 
 
 @pytest.mark.parametrize(("name", "option"), CASES, ids=lambda word: word)

@@ -135,9 +135,10 @@ def test_the_store_takes_little_more_than_the_graphs():
     (batch, *_) = loader
 
     collection, source = loader._graphs, loader._graphs.source
-    pointers = len(source.graphs) + len(source._values) + len(source._mappings)
-    beside = collection._spans.nbytes + len(source._versions) + 8 * pointers + source.numbers.nbytes
-    assert source._written is source._values
+    marks = source._marks
+    pointers = len(source.graphs) + len(marks._values) + len(marks._mappings)
+    beside = collection._spans.nbytes + marks._counts.nbytes + 8 * pointers + source.numbers.nbytes
+    assert marks._writes is marks._counts
     assert collection.count_bytes() == num_bytes
     assert num_bytes + beside <= 1.1 * num_bytes
     assert batch.num_graphs == 128

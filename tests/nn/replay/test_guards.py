@@ -13,7 +13,7 @@ from torch_geometric.nn import GCN, GraphSAGE
 
 from pyg_direct import accelerate
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn.replay import guards as calls, model_replay as replayed, recorded_passes
+from pyg_direct.nn.replay import batch_passes, model_call, model_replay as replayed, recorded_passes
 from tests.nn.convolutions import assert_near
 from tests.nn.replays import find_gradients, make_graph, make_loader, run_whole
 from tests.nn.tape import TapeRecorder
@@ -23,9 +23,9 @@ WARM = 12
 
 @pytest.fixture(autouse=True)
 def _tapes(monkeypatch):
-    monkeypatch.setattr(recorded_passes, "_MARGIN", 0.15)
+    monkeypatch.setattr(batch_passes, "_MARGIN", 0.15)
     monkeypatch.setattr(recorded_passes, "Recorder", TapeRecorder)
-    monkeypatch.setattr(calls, "_can_record", lambda device: True)
+    monkeypatch.setattr(model_call, "_can_record", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
 
@@ -320,8 +320,8 @@ def test_buffers_are_moved_by_no_trial(graph, batches):
 
 def test_sizes_that_alternate_are_recorded_once(graph, batches, monkeypatch):
     ordinary, model, replay = make_pair(graph)
-    made, real = [], recorded_passes.PaddedPasses.record
-    monkeypatch.setattr(recorded_passes.PaddedPasses, "record", lambda *args: (made.append(1), real(*args))[1])
+    made, real = [], batch_passes.PaddedPasses.record
+    monkeypatch.setattr(batch_passes.PaddedPasses, "record", lambda *args: (made.append(1), real(*args))[1])
 
     def run(trained, batch):
         return trained(batch.x, batch.edge_index, batch_size=batch.batch_size)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.nn import APPNP, BatchNorm, GATConv, GCNConv, HGTConv, SAGEConv
 
-from pyg_direct.nn.replay import guards as calls, model_replay, recorded_passes
+from pyg_direct.nn.replay import guards as calls, model_call, model_replay, recorded_passes
 from tests.nn.tape import TapeRecorder
 
 NODES, EDGES, CLASSES = 40, 160, 4
@@ -24,7 +24,7 @@ class StillRecorder(TapeRecorder):
 @pytest.fixture(autouse=True)
 def _tapes(monkeypatch):
     monkeypatch.setattr(recorded_passes, "Recorder", StillRecorder)
-    monkeypatch.setattr(calls, "_can_record", lambda device: True)
+    monkeypatch.setattr(model_call, "_can_record", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
 

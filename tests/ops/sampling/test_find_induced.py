@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from pyg_direct.errors import IdError
 from pyg_direct.ops.run_kernel import runs_on_gpu
-from pyg_direct.ops.sampling.find_induced import NeighborLists, count_inside
+from pyg_direct.ops.sampling.find_induced import NeighborLists, count_inside, enter_set
 from tests.poison import poisoned_memory
 from tests.reference.induced import induce
 
@@ -79,13 +79,30 @@ def test_nodes_behind_the_count_have_no_rows(device):
         # A CPU has exact sets.
         return
     nodes = torch.tensor([0, 1, 2, 0], device=device)
-    local = torch.tensor([0, 1, -1], dtype=torch.int32, device=device)
+    local = torch.full((3,), -1, dtype=torch.int32, device=device)
 
-    candidates = count_inside(lists, nodes, local, torch.tensor([2], device=device))
+    offsets = enter_set(lists, nodes, local, torch.tensor([2], device=device))
+    candidates = count_inside(lists, nodes, local, offsets)
     ends, edges = candidates.emit(int(candidates.sums.sum()), rows_first=True)
 
     expected = induce(lists.indptr.tolist(), lists.neighbors.tolist(), ids, [0, 1])
     assert list(zip(ends[1].tolist(), ends[0].tolist(), edges.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("nodes", [[], [2], [2, 0, 2, 1, 0], list(range(3)) * 300])
+def test_a_set_is_entered_at_first_places(device, nodes):
+    lists, _ = make_lists([[1, 1], [0], []], device)
+    if not runs_on_gpu(lists.indptr):
+        # A CPU enters sets by NumPy.
+        return
+    local = torch.full((3,), -1, dtype=torch.int32, device=device)
+
+    with poisoned_memory():
+        offsets = enter_set(lists, torch.tensor(nodes, dtype=torch.int64, device=device), local)
+
+    degrees = [[2, 1, 0][node] for node in nodes]
+    assert offsets.tolist() == [sum(degrees[:place]) for place in range(len(nodes) + 1)]
+    assert local.tolist() == [nodes.index(node) if node in nodes else -1 for node in range(3)]
 
 
 def test_neighbors_that_are_no_nodes_are_left_out(device):

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from pyg_direct import NeighborLoader, accelerate
@@ -84,6 +84,37 @@ def test_a_layer_by_itself_is_joined_and_not_replayed(calls):
     assert len(calls) == 1
     with pytest.raises(ArgumentError, match=r"model must be one that holds convolutions .*, got HeteroConv"):
         accelerate(model, replay=True)
+
+
+LAYERS = {
+    "sage": lambda: SAGEConv((WIDTH, WIDTH), 8),
+    "graph": lambda: GraphConv((WIDTH, WIDTH), 8),
+    "gcn": lambda: GCNConv(WIDTH, 8, add_self_loops=False),
+    "gin": lambda: GINConv(torch.nn.Linear(WIDTH, 8)),
+    "gat": lambda: GATConv((WIDTH, WIDTH), 8, add_self_loops=False),
+    "gatv2": lambda: GATv2Conv((WIDTH, WIDTH), 8, add_self_loops=False, share_weights=True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_that_add_up_share_no_memory(real_device, name):
+    x, edges = read(make_batch(real_device))
+    if name == "gcn":
+        # Between two types PyG has no such layer.
+        edges = {kind: pair for kind, pair in edges.items() if kind[0] == kind[-1]}
+    model = HeteroConv({kind: LAYERS[name]() for kind in edges}, "sum").to(next(iter(x.values())).device)
+    accelerate(model)
+
+    def go_back():
+        sum(part.square().sum() for part in model(x, edges).values()).backward()
+        return [part.grad.clone() for part in model.parameters() if part.grad is not None]
+
+    once = go_back()
+    twice = go_back()
+
+    assert_near(twice, [2 * part for part in once])
+    found = [part.grad for part in model.parameters() if part.grad is not None]
+    assert len({part.data_ptr() for part in found}) == len(found) > 1
 
 
 def test_edges_are_joined_once_for_the_layers_that_share_them(calls, monkeypatch):

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from pyg_direct.distributed import DistFeature, DistGraph, PartitionInfo
 from pyg_direct.errors import ArgumentError, RankError
+from pyg_direct.runtime.comm import formation
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.heartbeat import Pulse
 from tests.distributed.ranks import make_data, write_data
@@ -107,6 +109,40 @@ def test_one_that_fails_is_named_at_once_and_lost_connections_are_made_anew(tmp_
         assert said["after"] == own["after"] == said["two"] == "nothing"
         # No thread of failed groups goes on.
         assert num_threads <= 2
+
+
+def fail_before_connecting(rank):
+    """What two ranks hear if Gloo cannot start on rank 1, for which rank 0 waits in each attempt."""
+    heard = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formation, "_LEAST", 0.5)
+        if rank == 1:
+            patch.setattr(dist, "ProcessGroupGloo", Mock(side_effect=RuntimeError("no device")))
+        heard["device"] = hear(agree, silence=1)
+        patch.undo()
+        if rank == 1:
+            patch.setenv("GLOO_SOCKET_IFNAME", "lo,nowhere")
+        heard["interface"] = hear(agree)
+    heard["after"] = hear(agree)
+    return heard
+
+
+def test_a_rank_on_which_gloo_cannot_start_is_named():
+    first, second = run_ranks(fail_before_connecting, 2)
+
+    words = "RankError: the processes could not be joined in 4 attempts, at last rank 1: no device"
+    assert first["device"] == second["device"] == words
+    assert second["interface"].startswith(
+        "ArgumentError: GLOO_SOCKET_IFNAME must name network interfaces of this host, "
+    )
+    assert second["interface"].endswith(", got nowhere")
+    assert first["interface"] == f"RankError: rank 1 failed: {second['interface']}"
+    assert first["after"] == second["after"] == "nothing"
+
+
+def test_the_attempts_to_join_end_soon_after_the_silence():
+    for silence in (30, 60, 300):
+        assert sum(max(share * silence, formation._LEAST) for share in formation._ATTEMPTS) <= silence + 15
 
 
 def die_while_forming(rank, folder, victim, number, is_early):

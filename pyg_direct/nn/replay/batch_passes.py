@@ -1,0 +1,301 @@
+"""Recorded passes over places for batches of up to some size, without types (`PaddedPasses`) or with (`TypedPasses`).
+
+Before a recording is used, results of the padded batch are compared with those of the batch itself, with loud numbers
+in the padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.nn.replay.guards import CONTAINERS, find_norm_over_nodes
+from pyg_direct.nn.replay.model_call import BatchCall, TypedCall, fill_in_types, take_tensors
+from pyg_direct.nn.replay.padded_batch import HopRows, PaddedEdges, PaddedRelations, Sizes, TypedSizes, copy_hops
+from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules
+from pyg_direct.nn.sorted_edges import find_batch
+
+# How much larger than the seen batches batches may be.
+_MARGIN = 0.02
+# Factor of a node's numbers in padding rows, for a test whether others read them. Then the allowed difference of
+# results, for float32 and for narrower dtypes.
+_LOUD = 100
+_APART, _APART_IF_NARROW = 1e-3, 3e-2
+
+Counts = tuple[int, ...]
+
+
+class BatchPasses(RecordedPasses):
+    """Passes over places for batches of up to some size; a subclass has the places."""
+
+    _is_padded = True
+
+    # What a subclass has.
+
+    def _fill_edges(self, call: Any) -> bool:
+        """Copy the edges of a pass; False if they do not fit."""
+        raise NotImplementedError
+
+    def _list_rows(self, call: Any) -> Iterator[HopRows]:
+        """List the rows of a pass."""
+        raise NotImplementedError
+
+    def _compute_for(self, model: Any, call: Any) -> Any:
+        """Call the model with the arguments of the program."""
+        raise NotImplementedError
+
+    def _list_hops(self, call: Any) -> list[tuple[Counts, Counts] | None]:
+        """List rows of each hop in the results for a batch, and their room; None for a result without padding."""
+        raise NotImplementedError
+
+    # For both.
+
+    def fill(self, call: Any) -> bool:
+        """Copy the arguments of a pass; False if they do not fit."""
+        if not self._fill_edges(call):
+            return False
+        with torch.no_grad():
+            copy_hops(self._list_rows(call))
+        return True
+
+    def _find_reason(self, model: Any, call: Any) -> str | None:
+        found = find_norm_over_nodes(model)
+        if found is not None:
+            return f"the model has a norm over all nodes, {found}"
+        return super()._find_reason(model, call)
+
+    def _find_difference(self, model: Any, call: Any) -> str | None:
+        """Return why rows of nodes differ from those for the batch itself, in evaluation; None if they do not."""
+        for part in model.modules():
+            part.training = False
+        graded, self._graded = self._graded, []
+        expected: list[Tensor] = []
+        try:
+            with torch.no_grad():
+                nest = take_tensors(self._compute_for(model, call), expected)
+                self._fill_up(call, _LOUD)
+                self._run()
+                found = self.cut(self._made, call)
+        except Exception as error:  # Any error of a model about its arguments.
+            return (str(error) or type(error).__name__).splitlines()[0]
+        finally:
+            self._made, self._graded = [], graded
+            self._fill_up(call, 1)
+        pairs = list(zip(expected, found, strict=False))
+        if nest != self._nest or any(theirs.shape != ours.shape for theirs, ours in pairs):
+            return "the model gives other rows for a batch that is filled up"
+        for theirs, ours in pairs:
+            narrow = ours.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(ours.device.type)
+            is_rounded = narrow or torch.get_float32_matmul_precision() != "highest"
+            apart = (ours.double() - theirs.double()).norm()
+            if not bool(apart <= (_APART_IF_NARROW if is_rounded else _APART) * theirs.double().norm()):
+                return "rows of nodes depend on nodes that are not their neighbors"
+        return None
+
+    def _fill_up(self, call: Any, factor: int) -> None:
+        """Fill padding rows with the numbers of the batch's first rows, times a factor."""
+        for rows, place, counts, room in self._list_rows(call):
+            first, begin = rows.detach()[:1], 0
+            if rows.is_floating_point():
+                first = first * factor
+            for count, size in zip(counts, room, strict=True):
+                if count < size and len(first):
+                    place.narrow(0, begin + count, size - count).copy_(first)
+                begin += size
+
+    def cut(self, made: Sequence[Tensor], call: Any) -> list[Tensor]:
+        """Return the rows of a batch, in new memory."""
+        found = []
+        for rows, hops in zip(made, self._list_hops(call), strict=True):
+            parts, begin = [], 0
+            for count, room in zip(*hops, strict=True) if hops is not None else ((len(rows), len(rows)),):
+                parts.append(rows.narrow(0, begin, count))
+                begin += room
+            found.append(parts[0].clone() if len(parts) == 1 else torch.cat(parts))
+        return found
+
+    def _spread(self, grads: Sequence[Tensor | None], call: Any) -> None:
+        hops = self._list_hops(call)
+        for place, grad, number in zip(self._grads, grads, self._graded, strict=True):
+            own = hops[number]
+            if own is None:
+                place.zero_() if grad is None else place.copy_(grad)
+                continue
+            # Padding nodes get none.
+            place.zero_()
+            if grad is not None:
+                copy_hops([HopRows(grad, place, *own)])
+
+
+def _make_place(rows: Tensor, count: int) -> Tensor:
+    """Make a place for rows; padding holds values that a model is made for."""
+    first = rows.detach()[:1]
+    return first.expand(count, *rows.shape[1:]).clone() if len(first) else rows.new_zeros(count, *rows.shape[1:])
+
+
+class PaddedPasses(BatchPasses):
+    """Passes over places for batches without types.
+
+    Args:
+        largest: Nodes and edges of each hop of the largest batches known.
+    """
+
+    def __init__(self, model: Any, rules: Rules, call: BatchCall, largest: Sizes) -> None:
+        super().__init__(model, rules, call.edge_index.device)
+        known = find_batch(call.edge_index)
+        assert known is not None, "read before"
+        self._largest = largest
+        self._edges = PaddedEdges(call.edge_index, largest, _MARGIN, largest.nodes[0], known.max_degree)
+        self._rows: dict[int, Tensor] = {}
+        self._of_edges = {place: rows.shape[0] == sum(call.sizes.edges) for place, rows in call.rows.items()}
+        values: list[Any] = [*call.args, *call.kwargs.values()]
+        for place, value in enumerate(values):
+            if place in call.rows:
+                self._rows[place] = values[place] = _make_place(value, sum(self._hops(place, self._edges.places)))
+            elif isinstance(value, Tensor):
+                values[place] = self._edges.edge_index
+            elif isinstance(value, (list, tuple)):
+                values[place] = list(self._edges.places[len(value) != len(largest.nodes)])
+        num_args = len(call.args)
+        self._args, self._kwargs = values[:num_args], dict(zip(call.kwargs, values[num_args:], strict=True))
+        self._num_hops = 0
+
+    def make_again(self, call: BatchCall) -> PaddedPasses:
+        """Make other places for the arguments of a pass."""
+        again = PaddedPasses(self._model(), self._rules, call, self._largest)
+        again._num_hops = self._num_hops
+        return again
+
+    def _hops(self, place: int, sizes: Sizes) -> Counts:
+        return sizes.edges if self._of_edges[place] else sizes.nodes
+
+    def _list_given(self) -> list[Tensor]:
+        return [*self._rows.values(), self._edges.edge_index]
+
+    def _fill_edges(self, call: BatchCall) -> bool:
+        return self._edges.fill(call.edge_index, call.sizes)
+
+    def _list_rows(self, call: BatchCall) -> Iterator[HopRows]:
+        for place, rows in call.rows.items():
+            yield HopRows(rows, self._rows[place], self._hops(place, call.sizes), self._hops(place, self._edges.places))
+
+    def _prepare(self) -> None:
+        self._edges.register()
+
+    def _compute(self) -> Any:
+        model: Any = self._model()
+        return type(model).forward(model, *self._args, **self._kwargs)
+
+    def _compute_for(self, model: Any, call: BatchCall) -> Any:
+        return type(model).forward(model, *call.args, **call.kwargs)
+
+    def _find_misfit(self) -> str | None:
+        made: Any = self._made[0] if len(self._made) == 1 and self._nest == _ONE else None
+        if made is None or made.dim() == 0 or made.requires_grad != self._rules.is_graded:
+            return "the model gives other results than one tensor of rows of nodes"
+        ends = _list_ends(self._edges.places.nodes)
+        if made.shape[0] not in ends:
+            return f"the model gives {made.shape[0]} rows, which are not those of the nodes of some hops"
+        self._num_hops = ends[made.shape[0]]
+        return self._find_results()
+
+    def _list_hops(self, call: BatchCall) -> list[tuple[Counts, Counts] | None]:
+        return [(call.sizes.nodes[: self._num_hops], self._edges.places.nodes[: self._num_hops])]
+
+
+# Nest of a result that is one tensor.
+_ONE = take_tensors(torch.empty(0), [])
+
+
+def _list_ends(places: Counts) -> dict[int, int]:
+    """Return how many hops have so many places together."""
+    return {sum(places[: hop + 1]): hop + 1 for hop in reversed(range(len(places)))}
+
+
+class TypedPasses(BatchPasses):
+    """Passes over places for batches with types.
+
+    Args:
+        largest: Nodes and edges of each hop of the largest batches known.
+    """
+
+    def __init__(self, model: Any, rules: Rules, call: TypedCall, largest: TypedSizes) -> None:
+        super().__init__(model, rules, call.tensors[0].device)
+        self._largest, self._seeds = largest, call.seeds
+        self._edges = PaddedRelations(call.pair_edges(), largest, _MARGIN)
+        self._places = []
+        for (key, is_edges), tensor in zip(call.roles, call.tensors, strict=True):
+            counts = self._edges.places.find(key)
+            self._places.append(self._edges.edge_index[key] if is_edges else _make_place(tensor, sum(counts)))
+        self._args, self._kwargs = fill_in_types(call.nest, iter(self._places), self._edges.places)
+        # Of each result the type of its rows and how many hops they are; 0 for the seeds alone.
+        self._results: list[tuple[str, int]] = []
+
+    def make_again(self, call: TypedCall) -> TypedPasses:
+        """Make other places for the arguments of a pass."""
+        again = TypedPasses(self._model(), self._rules, call, self._largest)
+        again._results = self._results
+        return again
+
+    def _list_given(self) -> list[Tensor]:
+        return self._places
+
+    def _fill_edges(self, call: TypedCall) -> bool:
+        return self._edges.fill(call.pair_edges(), call.sizes)
+
+    def _list_rows(self, call: TypedCall) -> Iterator[HopRows]:
+        for (key, is_edges), rows, place in zip(call.roles, call.tensors, self._places, strict=True):
+            if not is_edges:
+                yield HopRows(rows, place, call.sizes.find(key), self._edges.places.find(key))
+
+    def _prepare(self) -> None:
+        self._edges.register()
+
+    def _compute(self) -> Any:
+        model: Any = self._model()
+        return type(model).forward(model, *self._args, **self._kwargs)
+
+    def _compute_for(self, model: Any, call: TypedCall) -> Any:
+        args, kwargs = fill_in_types(call.nest, iter(call.tensors), call.sizes)
+        return type(model).forward(model, *args, **kwargs)
+
+    def _find_misfit(self) -> str | None:
+        if self._nest is None:
+            return "the model gives results of other kinds than tensors"
+        if not self._rules.is_graded and any(part.requires_grad for part in self._made):
+            return "forward asks for gradients by itself"
+        self._results = []
+        for key, made in zip(self._list_keys(self._nest), self._made, strict=True):
+            rows = made.shape[0] if made.dim() > 0 else -1
+            found = next((end for end in self._list_type_ends(key) if end[0] == rows), None)
+            if found is None:
+                return f"the model gives {rows} rows, which are not those of the nodes of a type in some hops"
+            self._results.append(found[1])
+        return self._find_results()
+
+    def _list_keys(self, nest: Any, key: Any = None) -> Iterator[Any]:
+        """List the type of each tensor of the results; None without one."""
+        kind, *rest = nest
+        if kind in CONTAINERS:
+            names = rest[1] if kind is dict else [key] * len(rest[0])
+            for name, part in zip(names, rest[0], strict=True):
+                yield from self._list_keys(part, name if name in self._edges.places.nodes else key)
+        elif not rest:
+            yield key
+
+    def _list_type_ends(self, key: Any) -> Iterator[tuple[int, tuple[str, int]]]:
+        """List numbers of rows that a result may have, with the type and the hops; the type of the seeds first."""
+        nodes = self._edges.places.nodes
+        first = self._seeds[0] if self._seeds is not None else None
+        for kind in [key] if key is not None else sorted(nodes, key=lambda name: name != first):
+            if kind == first and self._seeds is not None:
+                yield self._seeds[1], (kind, 0)
+            for rows, hops in _list_ends(nodes[kind]).items():
+                yield rows, (kind, hops)
+
+    def _list_hops(self, call: TypedCall) -> list[tuple[Counts, Counts] | None]:
+        return [(call.sizes.nodes[kind][:hops], self._edges.places.nodes[kind][:hops]) if hops else None
+                for kind, hops in self._results]  # fmt: skip
