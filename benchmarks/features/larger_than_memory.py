@@ -237,10 +237,10 @@ def _measure_lists(files: Files, graph: Data, seeds: Seeds, case: str) -> Iterat
                 own = CSRTopo.from_file(*files.lists, host_cache_size=f"{100 * _LEFT:g}%")
             loader = open_loader(None, GraphStore(own), seeds, None)
             times.append(_time(lambda loader=loader: [None for _ in loader], files))  # type: ignore[misc]
-    seconds = {kind: times[1:] for kind, times in seconds.items()}
+    in_memory, in_file = seconds["memory"][1:], seconds["file"][1:]
     reads = loader.tell().disk[0]
     yield Row.of(case, "epoch of samples, lists in a file 8 times as large as the memory for them", "s",
-                 seconds["file"], median(seconds["memory"]), "lists in host memory",
+                 in_file, median(in_memory), "lists in host memory",
                  f"{reads.num_pages} pages, {reads.num_again} of them again, for {reads.num_asked} edges")  # fmt: skip
 
 
