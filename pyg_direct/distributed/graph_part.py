@@ -96,6 +96,7 @@ class PartTopo:
         self.direction, self.is_homogeneous = manifest.direction, manifest.is_homogeneous
         self.num_nodes = {entry.name: entry.num_nodes for entry in manifest.nodes}
         self.node_types = tuple(self.num_nodes)
+        self.id_bits = max(self.num_nodes.values(), default=0).bit_length()
         self.edge_types: tuple[EdgeType, ...] = tuple(entry.name for entry in manifest.edges)
         sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.num_nodes.values()]
         self.type_starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)

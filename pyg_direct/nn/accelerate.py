@@ -145,7 +145,7 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
     rows of one type, or a dict of them. Over a whole graph, arguments and results may be lists, tuples and
     dicts of tensors and constants. The model may keep settings, tensors and functions as attributes. Globals and
     objects that its code reads are compared in each pass, but not the objects that these hold. Nothing is
-    replayed if forward reads other tensors, prints, or keeps more than an eighth of the GPU's free memory.
+    replayed if forward reads other tensors, prints, or keeps more than a quarter of the GPU's free memory.
 
     Results and gradients are in new memory, and memory of a pass is held twice. If a replayed pass runs backward again,
     or with a graph of its own, it is computed anew, with the same draws. From the first replayed pass on, backward runs

@@ -1,15 +1,19 @@
 """Files of a part that have their size, and hold what nobody wrote, are named before anything is read by them."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from pyg_direct import sampling
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.errors import PartitionError
+from pyg_direct.graph.hetero_topo import HeteroTopo
 from tests.distributed.partitions import NODES
 
 CPU = torch.device("cpu")
@@ -71,3 +75,16 @@ def test_a_manifest_that_contradicts_itself_is_named(tmp_path, edges, change, wo
 
     with pytest.raises(PartitionError, match=f"{path} .*{words}"):
         Manifest.read(tmp_path / "p")
+
+
+def test_a_part_has_what_plans_read_of_a_graph(tmp_path, edges):
+    texts = [file.read_text() for file in Path(sampling.__file__).parent.glob("*.py")]
+    read = {name for text in texts for name in re.findall(r"\btopo\.(\w+)", text)}
+    whole = HeteroTopo({"a": 3}, {("a", "to", "a"): torch.tensor([[0, 1], [1, 2]])})
+    partition_graph(tmp_path / "p", edges, 2, num_nodes=NODES)
+
+    part = GraphPart(tmp_path / "p", 0, device=CPU).place().topo
+
+    known = read & vars(whole).keys()
+    assert known >= {"id_bits", "type_starts", "row_starts"}
+    assert all(hasattr(part, name) for name in known)

@@ -21,6 +21,9 @@ from pyg_direct.ops.aggregate.build_edge_layout import Targets, fits, pad_edges
 
 # Edges of a target without a known bound, in unused places.
 FEW_EDGES = 16
+# Batches with types have many counts, small ones too, and fit only if each of them does: so many times the square root
+# of a count, and so many nodes or edges, are left free besides a share.
+_SPREAD, _LEAST_SLACK = 4, 8
 
 
 class Sizes(NamedTuple):
@@ -213,7 +216,7 @@ class TypedSizes(NamedTuple):
         for kind, counts in self.nodes.items():
             # Room for the padding edges of a smaller batch.
             into = [
-                [math.ceil(4 * margin * count / most_edges[relation]) for count in edges[relation]]
+                [math.ceil(4 * _find_slack(count, margin) / most_edges[relation]) for count in self.edges[relation]]
                 for relation in edges
                 if relation[-1] == kind
             ]
@@ -224,7 +227,11 @@ class TypedSizes(NamedTuple):
 
 
 def _widen(count: int, margin: float) -> int:
-    return count + math.ceil(count * margin)
+    return count + _find_slack(count, margin)
+
+
+def _find_slack(count: int, margin: float) -> int:
+    return math.ceil(count * margin) + math.ceil(_SPREAD * math.sqrt(count)) + _LEAST_SLACK
 
 
 def _shape(sizes: TypedSizes) -> tuple[dict[Any, int], dict[Any, int]]:

@@ -21,7 +21,7 @@ from pyg_direct.nn.whole_graphs import GraphKeeper
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
 # Share of the free memory that tensors kept for backward may take twice.
-_MOST_KEPT = 1 / 8
+_MOST_KEPT = 1 / 4
 
 
 @contextmanager

@@ -16,11 +16,9 @@ def test_each_row_of_the_table_is_measured(tmp_path, monkeypatch):
     # Small files may stay in the page cache.
     monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: False)
 
-    rows = list(
-        measure_larger_than_memory(
-            graph.to_data(), graph.train_idx, graph.num_classes, "tiny", 16, tmp_path, num_rows_held=3000
-        )
-    )
+    rows = [
+        *measure_larger_than_memory(graph.to_data(), graph.train_idx, graph.num_classes, "tiny", 16, 3000, tmp_path)
+    ]
 
     assert all(row.p50 > 0 for row in rows[:-2])
     assert {row.case for row in rows} == {"disk/tiny/larger than memory"}
@@ -40,7 +38,7 @@ def test_each_row_of_the_table_is_measured(tmp_path, monkeypatch):
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_pages_that_the_system_keeps_are_counted(tmp_path, monkeypatch, is_kept):
     path = save_rows(tmp_path / "x.npy", torch.zeros(2000, 128))
-    files = Files(path, path, {})
+    files = Files(path, path, [])
     monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: is_kept)
 
     files.forget()

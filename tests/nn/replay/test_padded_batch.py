@@ -182,8 +182,11 @@ def test_places_hold_what_smaller_batches_leave_over():
 
     places = sizes.widen(0.1, {writes: 5})
 
-    assert places.edges == {writes: (44, 110)}
-    assert places.nodes == {"paper": (10 + 5, 30 + 10, 55), "author": (1, 22, 8)}
+    # A tenth, four times the square root, and eight.
+    assert places.edges == {writes: (40 + 4 + 26 + 8, 100 + 10 + 40 + 8)}
+    assert places.nodes["author"] == (8, 20 + 2 + 18 + 8, 7 + 1 + 11 + 8)
+    # Places for padding edges, five each.
+    assert places.nodes["paper"] == (10 + 1 + -(-4 * 38 // 5), 30 + 1 + -(-4 * 58 // 5), 50 + 5 + 29 + 8)
 
 
 def test_names_are_of_rows():
