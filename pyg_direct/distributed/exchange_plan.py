@@ -44,7 +44,7 @@ from pyg_direct.runtime.comm.nccl_segments import Exchange, Transport
 from pyg_direct.runtime.cuda.graph_capture import CapturedGraph
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.sampling.captured_plan import Pending
-from pyg_direct.sampling.hetero_gpu import Capacity, HeteroGpuPlan, Layout, Slot
+from pyg_direct.sampling.hetero_gpu import LAST_EDGE, Capacity, HeteroGpuPlan, Layout, Slot
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.sampling_options import Sample
@@ -200,18 +200,21 @@ class ExchangePlan(HeteroGpuPlan):
         self._none = self.id_starts[:0]
         transport.hold(self)
 
-    def sample(self, requests: Sequence[Request], keys: Sequence[int]) -> list[GeneralSample]:
+    def sample(self, requests: Sequence[Request], keys: Sequence[int], excluded: Tensor | None = None
+               ) -> list[GeneralSample]:  # fmt: skip
         """Sample the batch of a rank under its key; all ranks call it together, in one order.
 
         Args:
             requests: Seeds of one batch, and their times; there may be no seeds.
+            excluded: Edges of this part that the batches of all ranks leave out: rank * E + position, ascending, int64
+                `[X]`; None for none.
 
         Raises:
             RankError: another rank failed or is gone.
         """
         for key in keys:
             check_key("key", key)
-        samples: list[GeneralSample] = self.submit(requests, keys).finish()
+        samples: list[GeneralSample] = self.submit(requests, keys, excluded).finish()
         return samples
 
     def node_length(self, room: int) -> int:
@@ -241,6 +244,16 @@ class ExchangePlan(HeteroGpuPlan):
         words[..., worklist.FRONT] = topo.expanded
         words[..., worklist.FLAGS] = plan.flags | np.where(plan.flags & TIMED, BY_PLACE, 0)
         return words.reshape(-1)
+
+    def _count_excluded(self, pending: Pending) -> int:
+        _, excluded, _ = pending.seeds
+        return 0 if excluded is None else int(excluded.numel())
+
+    def _write_excluded(self, slot: Slot, excluded: Any) -> None:
+        count = 0 if excluded is None else excluded.numel()
+        if count:
+            slot.excluded[:count].copy_(excluded)
+        slot.excluded[count:].fill_(LAST_EDGE)
 
     def _has_room(self, slot: ExchangeSlot, pending: Pending) -> bool:  # type: ignore[override]
         return slot.room == self.room and super()._has_room(slot, pending)
@@ -399,21 +412,21 @@ class ExchangePlan(HeteroGpuPlan):
         run_gpu(frontier_segments.locate_asked_gpu, grid_for(parts * nodes, slot.state), slot.received, types, parts,
                 nodes, length, 0, self._num_ids, *self._directory, slot.needs, slot.places, stream=stream)  # fmt: skip
         run_gpu(hetero.count_items_gpu, item_grid, work, rows.indptr, rows.indices, rows.node_time, rows.edge_time,
-                rows.edge_weight, slot.places, trees, times, self._none, replace, int(rules.last), int(rules.strict),
+                rows.edge_weight, slot.places, trees, times, slot.excluded, replace, int(rules.last), int(rules.strict),
                 rules.window, *found, slot.asked_counts, sums, stream=stream)  # fmt: skip
         run_gpu(captured_hops.place_items_gpu, item_grid, slot.asked_state, 0, parts * edges, work, slot.asked_counts,
                 sums, slot.asked_offsets, stream=stream)  # fmt: skip
         if self.is_weighted:
             run_gpu(weighted_gpu.pick_weighted_gpu, full, hop, replace, work, rows.edge_weight, rows.weight_before,
-                    self._none, slot.received, trees, *found, slot.asked_offsets, slot.asked_draws,
+                    slot.excluded, slot.received, trees, *found, slot.asked_offsets, slot.asked_draws,
                     stream=stream)  # fmt: skip
             if not replace:
-                run_gpu(weighted_gpu.pick_long_rows_gpu, full, hop, work, rows.edge_weight, self._none, slot.received,
-                        trees, *found, slot.asked_offsets, slot.asked_scores, slot.asked_draws,
+                run_gpu(weighted_gpu.pick_long_rows_gpu, full, hop, work, rows.edge_weight, slot.excluded,
+                        slot.received, trees, *found, slot.asked_offsets, slot.asked_scores, slot.asked_draws,
                         stream=stream)  # fmt: skip
         picked = slot.asked_sources, slot.asked_ids, slot.asked_targets
         unmarked = self._scratch.fresh[:0], self._scratch.touched[:0], 0, slot.bucket_counts[:0], slot.ranks[:0]
-        run_gpu(hetero.pick_items_gpu, full, hop, replace, 0, work, rows.indices, rows.edge_ids, self._none,
+        run_gpu(hetero.pick_items_gpu, full, hop, replace, 0, work, rows.indices, rows.edge_ids, slot.excluded,
                 slot.received, trees, *found, slot.asked_offsets, slot.asked_draws, slot.asked_repeats, *picked,
                 *unmarked, stream=stream)  # fmt: skip
         run_gpu(frontier_segments.pack_answers_gpu, grid_for(parts * max(num_items, edges), slot.state), work, parts,

@@ -120,18 +120,20 @@ class Picker:
         is_small = len(fanouts) > 0 and fanouts.min() >= 0 and fanouts.max() <= _SMALL
         return Wire(torch.uint8 if is_small else torch.int32, self.words.dtype)
 
-    def find_excluded(self, messages: Sequence[Tensor]) -> Tensor:
+    def find_excluded(self, messages: Sequence[Tensor], num_batches: int | None = None) -> Tensor:
         """Find the edges that the first batches of several requesters exclude, for `pick`.
 
         Args:
             messages: Numbers of relations, expanded nodes and neighbors in the id space of all types, int64 `[3, P]` in
                 bytes, of each requester.
+            num_batches: Batches that a requester has room for; None for those of this object.
         """
         topo = self._topo
         sizes = [message.numel() // 24 for message in messages]
         tables = [Unpacker(message).take(torch.int64, 3, size) for message, size in zip(messages, sizes, strict=True)]
         relations, expanded, neighbors = torch.cat(tables, 1).unbind()
-        batches = upload(np.repeat(np.arange(len(sizes)) * self._num_batches, sizes), self._device)
+        room = self._num_batches if num_batches is None else num_batches
+        batches = upload(np.repeat(np.arange(len(sizes)) * room, sizes), self._device)
         begins = np.stack([topo.type_starts[topo.expanded], topo.row_starts[:-1] - self._shifts])
         firsts, rows = upload(begins, self._device)[:, relations]
         places, _ = self._part.find_places(expanded + firsts)
@@ -224,11 +226,18 @@ class DistPlan(GeneralPlan):
 
     def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
                     ) -> list[GeneralSample]:  # fmt: skip
-        exchange = None if excluded is not None else self._find_exchange()
+        exchange = self._find_exchange()
         if exchange is None:
             return super()._sample_all(requests, keys, excluded)
-        return [self._turn_both_ways(sample) for request, key in zip(requests, keys, strict=True)
-                for sample in exchange.sample([request], [key])]  # fmt: skip
+        found: list[GeneralSample] = []
+        for number, (request, key) in enumerate(zip(requests, keys, strict=True)):
+            without = None
+            if excluded is not None:
+                # Before the hops, which are captured.
+                messages = self._communicator.exchange(self._list_excluded([excluded[number]]), "excluded")
+                without = self._picker.find_excluded(messages, num_batches=1)
+            found += map(self._turn_both_ways, exchange.sample([request], [key], without))
+        return found
 
     def submit_together(self, requests: Sequence[Request], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None, *, repeats: bool = False
@@ -267,6 +276,10 @@ class DistPlan(GeneralPlan):
         return CapturedRows(self.part, features, rows.note_remote)
 
     def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
+        return self._tell_excluded(self._list_excluded(excluded))
+
+    def _list_excluded(self, excluded: Sequence[Excluded]) -> list[Tensor]:
+        """List the excluded pairs of a batch in bytes, by owner of their edges."""
         topo = self._placed.topo
         relations, expanded, neighbors, _ = list_pairs(self.topology, excluded)
         owners = torch.empty_like(relations)
@@ -274,7 +287,7 @@ class DistPlan(GeneralPlan):
             own = relations == number
             owners[own] = self.part.owners(topo.node_types[kind], expanded[own])
         pairs = torch.stack([relations, expanded, neighbors])
-        return self._tell_excluded([pack([pairs[:, owners == rank]]) for rank in range(self.part.num_parts)])
+        return [pack([pairs[:, owners == rank]]) for rank in range(self.part.num_parts)]
 
     def _tell_excluded(self, messages: list[Tensor]) -> Any:
         """Send the excluded pairs of a batch to the owners of their edges, for `_ask`.

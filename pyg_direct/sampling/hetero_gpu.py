@@ -69,7 +69,7 @@ _MAX_EDGES = 2**31 - 1
 _MOST_BUCKETS = 1 << 17
 # Words of the bitmap for each thread of a full grid up to which a thread takes one at a time.
 _FEW_WORDS = 4
-_LAST = 2**63 - 1
+LAST_EDGE = 2**63 - 1
 
 
 class Scratch(captured_plan.Scratch):
@@ -186,7 +186,7 @@ class Slot(captured_plan.Slot):
         all_entries = (hops + 1) * entries + 1 if is_subgraph else 0
         self.all_work = torch.zeros(all_entries * COLUMNS, dtype=torch.int64, device=device)
         self.seed_times = reserve(plan.num_times * seeds if topo.is_temporal else 0)
-        self.excluded = torch.full((excluded,), _LAST, dtype=torch.int64, device=device)
+        self.excluded = torch.full((excluded,), LAST_EDGE, dtype=torch.int64, device=device)
         self.found_edges = reserve(excluded if plan.num_ways else 0)
         self.nodes, self.trees = reserve(num_nodes), reserve(num_nodes if plan.disjoint else 0)
         self.place_of_rank = reserve(0 if plan.disjoint or plan.has_table else num_nodes, dtype=torch.int32)
@@ -421,10 +421,14 @@ class HeteroGpuPlan(CapturedPlan):
             if listed.times is not None:
                 words[seeds + count : seeds + (1 + self.num_times) * count] = listed.times.numpy().reshape(-1)
         if slot.excluded.numel() and not self.num_ways:
-            if excluded is None:
-                slot.excluded.fill_(_LAST)
-            else:
-                write_edges(self.rows, excluded, slot.state, NUM_EXCLUDED, slot.excluded)
+            self._write_excluded(slot, excluded)
+
+    def _write_excluded(self, slot: Slot, excluded: Any) -> None:
+        """Write the edges that a batch leaves out to its slot."""
+        if excluded is None:
+            slot.excluded.fill_(LAST_EDGE)
+        else:
+            write_edges(self.rows, excluded, slot.state, NUM_EXCLUDED, slot.excluded)
 
     def _enqueue(self, slot: Slot, stream: int) -> None:
         topo, rows, scratch, layout = self.topology.topo, self.rows, self._scratch, slot.layout

@@ -87,6 +87,17 @@ class LockstepCommunicator:
     def widen(self, width):
         pass
 
+    def exchange(self, parts, what):
+        """Bytes of any length, in segments of the longest."""
+        sizes = [self.agree(part.numel()) for part in parts]
+        longest = max(max(own) for own in sizes)
+        to_send = torch.zeros(len(parts), longest, dtype=torch.uint8, device=parts[0].device)
+        for row, part in zip(to_send, parts, strict=True):
+            row[: part.numel()] = part
+        received = torch.empty_like(to_send)
+        self._transport.exchange(to_send.view(-1), received.view(-1), 0)
+        return [row[:size] for row, size in zip(received, sizes[self._transport.rank], strict=True)]
+
     def agree(self, value):
         numbers = torch.full((self._transport.size,), value)
         found = torch.empty_like(numbers)

@@ -1,5 +1,6 @@
 """Captured plans that exchange give the batches of the reference on every rank, whatever room their segments have."""
 
+import random
 from dataclasses import asdict
 
 import pytest
@@ -16,11 +17,11 @@ from pyg_direct.runtime.comm.nccl_segments import NcclSegments
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 from tests.distributed.lockstep import LockstepCommunicator, run_lockstep
-from tests.distributed.test_frontier_exchange import OPTIONS, as_lists, sample_alone, write
-from tests.hetero_graphs import make_parts, odd_parts, odd_requests
+from tests.distributed.test_frontier_exchange import OPTIONS, as_lists, drop_memory, sample_alone, write
+from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
 from tests.plans import KEY, ON_GPU_PLANS
 from tests.reference.general import Options, sample
-from tests.sampling.hetero_plan.test_general import as_tensors, assert_equal
+from tests.sampling.hetero_plan.test_general import as_tensors, assert_equal, choose_pairs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FANOUTS = [3, 2]
@@ -152,6 +153,41 @@ def test_a_plan_of_a_part_exchanges_in_segments_if_its_communicator_can(tmp_path
 
     alone = [(as_tensors(seeds, CPU), as_tensors(times, CPU) if timed else None) for seeds, times in requests]
     assert run_lockstep(run, 2) == sample_alone(graph, alone, recipe)
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize(("weighted", "name"), [
+    (False, "uniform"), (False, "disjoint"), (True, "uniform"), (True, "replace"), (True, "last"),
+])  # fmt: skip
+def test_edges_that_ranks_leave_out_are_found_by_their_owners(tmp_path, device, weighted, name):
+    options, timed = OPTIONS[name], name == "last"
+    graph = make_parts(times="node" if timed else "", weighted=weighted)
+    write(tmp_path / "p", graph, 2)
+    rng, recipe = random.Random(1), GeneralRecipe(FANOUTS, **asdict(options))
+    # The first batch of a rank leaves out few edges, the second many, the last none.
+    requests = make_requests(6)
+    excluded = [choose_pairs(graph, rng, share)[0] for share in (0.1, 0.2, 0.9, 0.5, 0.0, 0.0)]
+
+    def run(transport):
+        part = GraphPart(tmp_path / "p", transport.rank, device=device)
+        plan, found = DistPlan(part, recipe, LockstepCommunicator(transport), timed=timed, weighted=weighted), []
+        for number in range(transport.rank, 6, 2):
+            seeds, times = requests[number]
+            own = {kind: pairs.to(device) for kind, pairs in excluded[number].items()}
+            found.append(as_lists(plan.sample(as_tensors(seeds, device), KEY + number, excluded=own,
+                                              seed_time=as_tensors(times, device) if timed else None)))  # fmt: skip
+        assert plan._exchange is not None
+        return found
+
+    first, second = run_lockstep(run, 2)
+
+    alone = GeneralPlan(make_topo(graph).place("auto", CPU), recipe)
+    for number, ((seeds, times), own) in enumerate(zip(requests, excluded, strict=True)):
+        expected = as_lists(alone.sample(as_tensors(seeds, CPU), KEY + number, excluded=own,
+                                         seed_time=as_tensors(times, CPU) if timed else None))  # fmt: skip
+        got = (first, second)[number % 2][number // 2]
+        drop_memory([got, expected])
+        assert got == expected
 
 
 @ON_GPU_PLANS

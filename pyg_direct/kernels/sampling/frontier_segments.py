@@ -30,6 +30,7 @@ from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, sca
 from pyg_direct.kernels.sampling.captured_hops import find_below
 from pyg_direct.kernels.sampling.remote_edges import find_owner
 from pyg_direct.kernels.sampling.worklist import (
+    BATCH,
     COLUMNS,
     FANOUT,
     FIRST,
@@ -170,6 +171,8 @@ def list_asked_gpu(template, own, received, num_types, num_parts, length, counts
             # The target of an edge is the place of its node, by which its tree is found.
             work[at + LOCAL] = work[at + FRONT]
             work[at + KEY] = received[segment + num_types]
+            # A part has one batch, whose excluded edges are found by its number.
+            work[at + BATCH] = a // relations
         before, total = scan_block(count, shared)
         if a < entries:
             work[a * COLUMNS + FIRST] = running + before

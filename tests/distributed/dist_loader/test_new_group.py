@@ -3,6 +3,9 @@
 import itertools
 import os
 import signal
+import tempfile
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from pyg_direct.distributed.dist_loader import DistNeighborLoader
 from pyg_direct.distributed.row_exchange import RowExchange
 from pyg_direct.errors import ArgumentError, RankError
 from tests.distributed.ranks import as_dict, assert_equal, assert_in_turn, make_data, open_graph, write_data
-from tests.processes import join_group, ranks_started, run_ranks
+from tests.processes import LostError, begin_until_joined, join_group, ranks_started, run_ranks
 
 # Long enough that no rank reaches it, so that a test which waits for it fails.
 LIMIT = 3600
@@ -86,7 +89,12 @@ def load_in_new_group(rank, count, folder, place):
     """Batches of a new group of as many ranks."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    join_group(rank, count, f"file://{place}")
+    try:
+        join_group(rank, count, f"file://{place}", timeout=timedelta(minutes=2))
+    except LostError:
+        # Others may wait for this rank.
+        place.with_name("lost").touch()
+        raise
     with open_graph(folder / str(count)) as graph:
         return [as_dict(batch) for batch in load(graph)]
 
@@ -173,14 +181,20 @@ def test_a_group_of_those_that_are_left(tmp_path):
     for count in range(2, len(ENDS) + 3):
         write_data(tmp_path / str(count), data, count)
 
-    with ranks_started(lose_ranks, len(ENDS) + 2, tmp_path, tmp_path) as context:
-        # Others end with an error, or not at all.
-        for process in context.processes[:2]:
-            process.join()
+    def start():
+        place = Path(tempfile.mkdtemp(dir=tmp_path))
+        with ranks_started(lose_ranks, len(ENDS) + 2, tmp_path, place) as context:
+            # Others end with an error, or not at all.
+            left = context.processes[:2]
+            while [process.exitcode for process in left] != [0, 0]:
+                if (place / "lost").exists():
+                    raise LostError
+                assert not any(process.exitcode for process in left)
+                next(process for process in left if process.exitcode is None).join(0.1)
+        return [torch.load(place / f"found-{rank}", weights_only=False) for rank in range(2)]
 
-    assert [process.exitcode for process in context.processes[:2]] == [0, 0]
+    found = begin_until_joined(start)
     alone = list(NeighborLoader(data, [3, 2], device="cpu", **OPTIONS))
-    found = [torch.load(tmp_path / f"found-{rank}", weights_only=False) for rank in range(2)]
     for place, how in enumerate(ENDS):
         lost = len(ENDS) + 1 - place
         for rank, own in enumerate(found):

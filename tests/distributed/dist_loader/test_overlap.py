@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pyg_direct import NeighborLoader
+from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed.dist_graph import DistGraph
-from pyg_direct.distributed.dist_loader import DistNeighborLoader, _DistLoader
+from pyg_direct.distributed.dist_loader import DistLinkNeighborLoader, DistNeighborLoader, _DistLoader
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from tests.distributed.ranks import as_dict, assert_equal, make_data, write_data
 
@@ -78,4 +78,21 @@ def test_batches_with_rows_of_edges_are_not_plain(tmp_path, group, monkeypatch):
         assert loader._find_plain() is None
 
     for batch, other in zip(found, NeighborLoader(data, [2], torch.arange(8), device="cpu", **OPTIONS), strict=True):
+        assert_equal(as_dict(batch), as_dict(other))
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("options", [{}, {"weight_attr": "weight", "neg_sampling": "binary"}], ids=["", "weights"])
+def test_links_leave_their_edges_out_of_captured_hops(tmp_path, group, options):
+    data = make_data(40, 90)
+    write_data(tmp_path / "p", data, 1, weights=True)
+    own = {**OPTIONS, **options, "exclude_target_edges": True}
+    links = data.edge_index[:, :10]
+
+    with Exchanging(tmp_path / "p", device="cpu") as graph:
+        loader = DistLinkNeighborLoader(graph, [2, 2], links, **own)
+        found = list(loader)
+        assert loader._sampler._open_plan()._exchange is not None
+
+    for batch, other in zip(found, LinkNeighborLoader(data, [2, 2], links, device="cpu", **own), strict=True):
         assert_equal(as_dict(batch), as_dict(other))
