@@ -1,7 +1,8 @@
 """CUDA graphs of models and steps, and the padded batches that they take.
 
 - `graphed_step.py`: whole training steps; `model_replay.py`: the passes of a model within an unchanged loop.
-- `recorded_passes.py`: recordings of passes over batches and over whole graphs.
+- `recorded_step.py`: recordings of steps, also of frames of snapshots; `recorded_passes.py`: of passes over batches and
+  over whole graphs.
 - `padded_batch.py`: batches of one layout; `padded_graphs.py`: batches of small graphs in the same layout.
 - `guards.py`: the conditions under which a pass may be replayed.
 """
