@@ -438,8 +438,8 @@ class CpuKernel:
 def pause_collector() -> Iterator[None]:
     """Keep Python's cyclic collector from running inside.
 
-    It runs after every few hundred new objects, and now and then searches all objects of the program: a third of a
-    second after the imports of torch and PyG.
+    It runs after every few hundred new objects. Now and then it searches all objects, which takes a third of a second
+    after the imports of torch and PyG.
     """
     if not gc.isenabled():
         yield
