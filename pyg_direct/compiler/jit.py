@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import logging
 import os
@@ -419,7 +420,15 @@ class CpuKernel:
         import numba
 
         def run(*args: Any) -> Any:
-            with _LOCK, hold(folder / self._fn.__name__), replaced(numba.config, "DISABLE_JIT", 0):
+            # With its first loop Numba loads modules of some hundred thousand objects. In another thread, the program
+            # may disable the collector meanwhile, which the end of a pause would undo.
+            is_alone = threading.current_thread() is threading.main_thread()
+            with (
+                _LOCK,
+                hold(folder / self._fn.__name__),
+                replaced(numba.config, "DISABLE_JIT", 0),
+                pause_collector() if is_alone else contextlib.nullcontext(),
+            ):
                 try:
                     return compile_for(*args)
                 except OSError as error:
@@ -428,6 +437,23 @@ class CpuKernel:
                     return compile_for(*args)
 
         return run
+
+
+@contextlib.contextmanager
+def pause_collector() -> Iterator[None]:
+    """Keep Python's cyclic collector from running inside.
+
+    It runs after every few hundred new objects. Now and then it searches all objects, which takes a third of a second
+    after the imports of torch and PyG.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def cpu_kernel(fn: Callable[..., Any]) -> CpuKernel:

@@ -26,8 +26,8 @@ from pyg_direct.dynamic.frame_plan import FramePlan
 from pyg_direct.dynamic.overlapped_work import LANES, Timeline
 from pyg_direct.dynamic.stream import SnapshotStream, stream
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.nn.replay.graphed_step import check_optimizes, steps_on_gpu
 from pyg_direct.nn.replay.model_replay import ordinary_passes
+from pyg_direct.nn.replay.recorded_step import RecordedStep, check_optimizes, forget_gradients, steps_on_gpu
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import check_choice, checks_keywords
 from pyg_direct.profiling import sum_lanes, trace
@@ -218,9 +218,7 @@ class FrameTrainer:
         self.plan = given.plan
         self._times = given.times
         self._frame = FramePlan(self.plan, self._times, snapshots, self.window)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._static_loss: Tensor | None = None
-        self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
+        self._recorded = RecordedStep()
         self._may_replay = replay is not False and self.plan.device.type == "cuda"
         self._must_replay = replay is True
         # State of the optimizer when its step became a part of the graph; None if it is not a part.
@@ -261,7 +259,7 @@ class FrameTrainer:
             epoch.moved_bytes += self.plan.count_moved() - moved
         mean = float(epoch.done[1]) / self.num_frames
         self.history.append({"loss": mean, "seconds": epoch.seconds, "moved_bytes": epoch.moved_bytes,
-                             "replayed": self._graph is not None})  # fmt: skip
+                             "replayed": self._recorded.graph is not None})  # fmt: skip
         self._epoch = None
         return mean
 
@@ -269,12 +267,9 @@ class FrameTrainer:
         """Train over the remaining frames of an epoch."""
         if self._captured_step is not None and self._captured_step != self._describe_step():
             # A graph would go on with their old values.
-            self._graph = self._captured_step = None
-        if self.history and self._may_replay and self._graph is None:
+            self._drop_graph()
+        if self.history and self._may_replay and self._recorded.graph is None:
             self._record()
-        # The graph's own gradients, whatever a program did to gradients since.
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
         if self.history:
             self._train_frames(epoch)
         else:
@@ -304,7 +299,7 @@ class FrameTrainer:
 
     def _prepare(self, epoch: _Epoch) -> None:
         """Train over the frames and measure them, the first one without a graph."""
-        self._graph = self._captured_step = None
+        self._drop_graph()
         given = self.plan.timeline
         self.plan.timeline = timeline = given or Timeline(self.plan.device)
         meter = FrameMeter(timeline, self.plan.device, self.plan.count_moved)
@@ -335,10 +330,8 @@ class FrameTrainer:
         return [self.train_epoch() for _ in range(epochs)]
 
     def _run_frame(self) -> Tensor:
-        if self._graph is not None:
-            self._graph.replay()
-            assert self._static_loss is not None, "kept with the graph"
-            return self._static_loss
+        if self._recorded.graph is not None:
+            return self._recorded.replay()
         self.optimizer.zero_grad(set_to_none=True)
         cost = self._compute()
         cost.backward()
@@ -385,31 +378,21 @@ class FrameTrainer:
         torch.cuda.synchronize(self.plan.device)
         self._may_replay, self._captured_step = False, None
         self._frame.others.free()
-        self._forget_gradients()
+        forget_gradients(self.model, self.optimizer)
         self.decisions.append(f"frames are not replayed: {str(error).splitlines()[0]}")
 
     def _try_record(self, *, empties: bool = False) -> None:
         self._frame.move(0)
         self._frame.others.fix(0)
-        self._forget_gradients()
         self._frame.is_recording = True
-        costs = []
-
-        def work() -> None:
-            with waits_refused():
-                costs.append(self._compute())
-                costs[0].backward()
-                if self._may_capture_step():
-                    self.optimizer.step()
-                    self._captured_step = self._describe_step()
-
         try:
             with warnings.catch_warnings():
                 # torch warns about empty graphs, if the model was refused at once, and that it does not find all waits.
                 warnings.simplefilter("ignore")
-                self._graph = Recorder(self.plan.device, 0, empties=empties).record(work)
-            self._static_loss = costs[0].detach()
-            self._gradients = [(parameter, parameter.grad) for parameter in self._list_parameters()]
+                recorder = Recorder(self.plan.device, 0, empties=empties)
+                self._recorded.record(recorder, self._compute, self.model, self.optimizer, self._may_capture_step,
+                                      waits_refused)  # fmt: skip
+            self._captured_step = self._describe_step() if self._recorded.steps_inside else None
             what = "frames are" if self._captured_step is None else "frames and steps are"
             self.decisions.append(f"{what} replayed as one CUDA graph")
         finally:
@@ -429,17 +412,9 @@ class FrameTrainer:
         values = [*options, *(value for state in known for value in state.values())]
         return [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
 
-    def _list_parameters(self) -> list[torch.nn.Parameter]:
-        """List the parameters of the optimizer and of the model, each once."""
-        stepped = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        return list(dict.fromkeys([*stepped, *self.model.parameters()]))
-
-    def _forget_gradients(self) -> None:
-        """Drop all gradients, also of parameters that the optimizer does not have: a graph would add to memory of their
-        owner.
-        """
-        for parameter in self._list_parameters():
-            parameter.grad = None
+    def _drop_graph(self) -> None:
+        self._recorded.drop()
+        self._captured_step = None
 
     def _tell_most(self) -> str:
         seconds = {lane: max(cost.seconds.get(lane, 0.0) for cost in self.costs) for lane in LANES}

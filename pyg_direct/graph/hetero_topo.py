@@ -289,8 +289,10 @@ class HeteroTopo:
             edge_weight = _by_name(LINKS, edge_weight)
         self.num_nodes = {kind: _check_size(kind, size) for kind, size in num_nodes.items()}
         self.node_types = tuple(self.num_nodes)
-        # Bits of an id within any type.
+        # Bits of an id within any type; number and size of each type.
         self.id_bits = max(self.num_nodes.values(), default=0).bit_length()
+        self.type_numbers = {kind: number for number, kind in enumerate(self.node_types)}
+        self.type_sizes = np.array([*self.num_nodes.values()], np.uint64)
         self.edge_types: tuple[EdgeType, ...] = tuple(edges)
         sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.num_nodes.values()]
         # First id of each type in the id space, and the end of the last type, int64 `[T + 1]`.

@@ -136,13 +136,17 @@ class Ranks:
         return agreed
 
 
+# Seeds up to which two numbers of each are put in the epoch's order at once.
+FEW_SEEDS = 1 << 24
 # Batches whose seeds are cut out of the epoch's order at a time.
 _TOGETHER = 64
 
 
 class Seeds(NamedTuple):
-    """Seeds of a batch: positions among the input nodes, int64 `[B]`, and the nodes, `[B]`, or both ends of links, `[B,
-    2]`.
+    """Seeds of a batch: positions among the input nodes, int64 `[B]`, and the nodes, `[B]`.
+
+    The nodes have their times beside them, `[B, 2]`, if the loader looks them up for a whole epoch; likewise both ends
+    of links.
     """
 
     positions: Tensor

@@ -22,7 +22,7 @@ from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.graph.placed_topology import ListReads
 from pyg_direct.loader.arguments import check_custom_cls, check_stores, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
-from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.batch_sampler import FEW_SEEDS, Seeds
 from pyg_direct.loader.collate.data import Attributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw
 from pyg_direct.loader.node_loader import check_input_id, check_times, join_windows
@@ -135,10 +135,6 @@ class PlannedLinks:
         label = upload(self._given.label[positions], drawn.device)
         count = num_pairs - positions.shape[0]
         return torch.cat([label, label.new_zeros((count, *label.shape[1:]))]) if count else label
-
-
-# Limit of links for which both ends are put in the epoch's order at once.
-_FEW_LINKS = 1 << 24
 
 
 class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
@@ -287,7 +283,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     def _input(self) -> Tensor:
         links = self.input_data
         # Both ends are looked up for a whole epoch at once if this takes little memory.
-        is_pair = links.row.numel() <= _FEW_LINKS and self._find_planned() is not None
+        is_few = links.row.numel() <= FEW_SEEDS
+        is_pair = is_few and (self._find_planned() is not None or self._samples_together())
         return torch.stack([links.row, links.col], 1) if is_pair else links.row
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
@@ -302,7 +299,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
         if not self._samples_together():
             return super()._submit_together(seeds, keys)
-        inputs = [self.input_data[own.positions] for own in seeds]
+        inputs = [self.input_data.take(own.positions, own.nodes) for own in seeds]
         pending: PendingOutput | Finished = self._sampler.submit_links_together(inputs, self.neg_sampling, keys)
         return pending
 
@@ -345,8 +342,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         if found is not None:
             planned, plan = found
             return planned.submit(plan, seeds.positions, seeds.nodes, own)
-        links = self._sampler.submit_from_edges(self.input_data[seeds.positions], self.neg_sampling, key=own)
-        return PendingOutput(links, Drawn)
+        links = self.input_data.take(seeds.positions, seeds.nodes)
+        return PendingOutput(self._sampler.submit_from_edges(links, self.neg_sampling, key=own), Drawn)
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         if not isinstance(sample, Sample):

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.row_dtypes import check_store_dtype
 from pyg_direct.loader.arguments import check_custom_cls, check_stores, read_input_nodes, settle_workers
-from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.batch_sampler import FEW_SEEDS, Seeds
 from pyg_direct.loader.hot_row_ranking import SeedDraw
 from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.sampler_loader import GeneralLoader
@@ -115,7 +115,10 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         return self.node_sampler
 
     def _input(self) -> Tensor:
-        return self.input_data.node  # type: ignore[no-any-return]
+        nodes, times = self.input_data.node, self.input_data.time
+        # Both are looked up for a whole epoch at once if this takes little memory.
+        is_pair = times is not None and times.dim() == 1 and times.dtype == torch.int64 and len(nodes) <= FEW_SEEDS
+        return torch.stack([nodes, times], 1) if is_pair and self._samples_together() else nodes
 
     def _list_draws(self) -> list[SeedDraw]:
         return [SeedDraw(self.input_data.input_type, self.batch_size or 1, self.input_data.node)]
@@ -136,22 +139,17 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         if not self._samples_together():
             return super()._submit_together(seeds, keys)
         given = self.input_data
-        if len(seeds) == 1:
-            (own,) = seeds
-            # Not by indexing, which wakes torch's threads for a few thousand items.
-            input_id, time = (None if part is None else part.index_select(0, own.positions)
-                              for part in (given.input_id, given.time))  # fmt: skip
-            input_id = own.positions if input_id is None else input_id
-            inputs = [NodeSamplerInput(input_id, own.nodes, time, given.input_type)]
-        else:
-            # Cut at once.
-            whole, sizes = torch.cat([own.positions for own in seeds]), [len(own.positions) for own in seeds]
-            ids, times = ([None] * len(sizes) if part is None else
-                          torch.unsafe_split_with_sizes(part.index_select(0, whole), sizes)
-                          for part in (given.input_id, given.time))  # fmt: skip
-            inputs = [NodeSamplerInput(own.positions if input_id is None else input_id, own.nodes, time,
-                                       given.input_type)
-                      for own, input_id, time in zip(seeds, ids, times, strict=True)]  # fmt: skip
+        inputs = []
+        for own in seeds:
+            nodes, time, input_id = own.nodes, given.time, own.positions
+            if nodes.dim() == 2:
+                nodes, time = nodes.t().contiguous().unbind()
+            elif time is not None:
+                # Not by indexing, which wakes torch's threads for a few thousand items.
+                time = time.index_select(0, input_id)
+            if given.input_id is not None:
+                input_id = given.input_id.index_select(0, input_id)
+            inputs.append(NodeSamplerInput(input_id, nodes, time, given.input_type))
         pending: PendingOutput | Finished = self._sampler.submit_together(inputs, keys)
         return pending
 

@@ -225,16 +225,27 @@ class LoaderLinks(EdgeSamplerInput):  # type: ignore[misc]
 
     def __getitem__(self, index: Any) -> EdgeSamplerInput:
         if isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1 and not index.is_cuda:
-            # Not by indexing, which wakes torch's threads for a few thousand items; nor copied by the base class.
-            links = EdgeSamplerInput.__new__(EdgeSamplerInput)
-            links.input_id = index if self.input_id is None else self.input_id.index_select(0, index)
-            links.row, links.col = self.row.index_select(0, index), self.col.index_select(0, index)
-            links.label = None if self.label is None else self.label.index_select(0, index)
-            links.time = None if self.time is None else self.time.index_select(0, index)
-            links.input_type = self.input_type
-        else:
-            links = super().__getitem__(index)
+            return self.take(index)
+        links = super().__getitem__(index)
         links.loader_links = self
+        return links
+
+    def take(self, index: Tensor, ends: Tensor | None = None) -> EdgeSamplerInput:
+        """Return the links at these positions, int64 `[B]` on the CPU.
+
+        Args:
+            ends: Their sources and targets, `[B, 2]`, if they are known; otherwise they are looked up.
+        """
+        # Not by indexing, which wakes torch's threads for a few thousand items; nor copied by the base class.
+        links = EdgeSamplerInput.__new__(EdgeSamplerInput)
+        links.input_id = index if self.input_id is None else self.input_id.index_select(0, index)
+        if ends is not None and ends.dim() == 2:
+            links.row, links.col = ends.t().contiguous().unbind()
+        else:
+            links.row, links.col = self.row.index_select(0, index), self.col.index_select(0, index)
+        links.label = None if self.label is None else self.label.index_select(0, index)
+        links.time = None if self.time is None else self.time.index_select(0, index)
+        links.input_type, links.loader_links = self.input_type, self
         return links
 
     def __getstate__(self) -> dict[str, Any]:

@@ -222,8 +222,8 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     sampled_nodes = node_counts.T.tolist()
     sizes = [*map(sum, sampled_nodes)]
     num_types, num_together = len(types), sum(sizes)
-    rest = 2 * num_together if disjoint else num_together
-    parts = split_parts(_narrow(nodes, rest, sum(words)), [*words])
+    # All that follows the nodes, in one step.
+    parts = split_parts(nodes, [2 * num_together if disjoint else num_together, *words])[1:] if words else ()
     samples, begin, first = [], (0, 0), 0
     counts, of_nodes, own_sizes, own_counts = num_edges, node_counts, sizes, sampled_nodes
     for number in range(num_batches):

@@ -196,7 +196,7 @@ def _list_alike(topo: HeteroTopo, kind: str, ids: list[Tensor], times: list[Tens
     num_types = len(topo.node_types)
     counts, first_trees = [0] * (len(ids) * num_types), [0] * (len(ids) * num_types)
     # Not by `len`, which takes torch a microsecond.
-    counts[topo.node_types.index(kind) :: num_types] = sizes = [own.shape[0] for own in ids]
+    counts[topo.type_numbers[kind] :: num_types] = sizes = [own.shape[0] for own in ids]
     most = max(sizes)
     if disjoint:
         _find_bits(topo, most, len(counts) + 1)
@@ -210,18 +210,17 @@ def _list_typed(topo: HeteroTopo, requests: Sequence[Request], disjoint: bool) -
     seeds, _ = requests[0]
     if len(requests) > 1 or topo.is_temporal or not isinstance(seeds, dict) or not seeds:
         return None
-    known, num_types, tree = topo.node_types, len(topo.node_types), 0
-    counts, first_trees, parts = [0] * num_types, [0] * num_types, list[Any](known)
+    numbers, num_types, tree = topo.type_numbers, len(topo.node_types), 0
+    counts, first_trees, parts = [0] * num_types, [0] * num_types, list[Any](numbers)
     for kind, own in seeds.items():
-        if kind not in topo.num_nodes or not _is_list(own):
+        place = numbers.get(kind)
+        if place is None or not _is_list(own):
             return None
-        place = known.index(kind)
         counts[place], first_trees[place], parts[place] = own.shape[0], tree, own
         tree += counts[place]
     whole = torch.cat([part for part, count in zip(parts, counts, strict=True) if count]) if tree else own[:0]
     # As unsigned numbers, negative ids are larger than any valid one.
-    bounds = np.repeat(np.fromiter(topo.num_nodes.values(), np.uint64, num_types), counts)
-    if (whole.numpy().view(np.uint64) >= bounds).any():
+    if (whole.numpy().view(np.uint64) >= topo.type_sizes.repeat(counts)).any():
         return None
     if disjoint:
         _find_bits(topo, tree, num_types + 1)
@@ -287,7 +286,7 @@ def _read_alike(topology: PlacedHetero, requests: Sequence[Request], disjoint: b
 
 def _is_list(values: Tensor | None) -> bool:
     """Report whether these are int64 `[B]` on the host."""
-    return isinstance(values, Tensor) and values.dtype == torch.int64 and values.dim() == 1 and not values.is_cuda
+    return isinstance(values, Tensor) and values.dtype is torch.int64 and values.dim() == 1 and not values.is_cuda
 
 
 def _lay_out(topo: HeteroTopo, sizes: np.ndarray, disjoint: bool) -> tuple[np.ndarray, int, int]:

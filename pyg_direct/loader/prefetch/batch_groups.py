@@ -6,15 +6,15 @@ share its steps and waits.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_direct.compiler.jit import pause_collector
 from pyg_direct.errors import PlacementWarning, warn
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.batch_sampler import Seeds
@@ -219,7 +219,9 @@ class Together:
             return [self._fetch_batch(sample, *item, read) for sample, item, read in parts]
 
     def _paused(self) -> AbstractContextManager[None]:
-        # In other threads, the caller may disable the collector meanwhile, which the end of this pause would undo.
+        # A group of batches has thousands of objects, none of them garbage. They would move to the old generation, and
+        # its growth triggers a search of all objects every few hundred batches. In other threads, the caller may
+        # disable the collector meanwhile, which the end of this pause would undo.
         return pause_collector() if self._is_alone else nullcontext()
 
 
@@ -269,20 +271,3 @@ def count_bytes(batches: Sequence[Any]) -> int:
                     storage = part.untyped_storage()
                     sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
-
-
-@contextmanager
-def pause_collector() -> Iterator[None]:
-    """Keep Python's cyclic collector from running inside.
-
-    It runs after every few hundred new objects. A group of batches has thousands, none of them garbage. They would move
-    to the old generation, and its growth triggers a search of all objects every few hundred batches.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

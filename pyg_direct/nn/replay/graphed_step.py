@@ -18,6 +18,7 @@ from pyg_direct.nn.replay.guards import find_norm_over_nodes, left_as_it_was
 from pyg_direct.nn.replay.model_replay import ordinary_passes
 from pyg_direct.nn.replay.padded_batch import PaddedBatch, PaddedTypes, Sizes, TypedSizes, read_sizes, read_typed_sizes
 from pyg_direct.nn.replay.padded_graphs import GraphSizes, PaddedGraphs, find_other_norm, masked_norms, read_graph_sizes
+from pyg_direct.nn.replay.recorded_step import RecordedStep, check_optimizes, forget_gradients, steps_on_gpu
 from pyg_direct.object_text import one_line, show_options
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
@@ -107,9 +108,7 @@ class GraphedStep:
         self._largest: Sizes | TypedSizes | GraphSizes | None = None
         self._seen = self._missed = 0
         self._padded: PaddedBatch | PaddedTypes | PaddedGraphs | None = None
-        self._graph: Any = None
-        self._loss: Tensor | None = None
-        self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
+        self._recorded = RecordedStep()
 
     @one_line
     def __repr__(self) -> Iterator[str]:
@@ -119,22 +118,19 @@ class GraphedStep:
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on a batch; return its loss, without a gradient."""
-        if self._graph is None or self._padded is None or not self._padded.fill(batch):
+        if self._recorded.graph is None or self._padded is None or not self._padded.fill(batch):
             self._note(batch)
             return self._step(batch)
         self.replayed, self._missed = self.replayed + 1, 0
-        self._graph.replay()
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
+        loss = self._recorded.replay()
         if not self._steps_inside():
             self.optimizer.step()
-        assert self._loss is not None, "kept with the graph"
-        return self._loss.clone()
+        return loss.clone()
 
     def _step(self, batch: Any) -> Tensor:
         """Run an ordinary step."""
         self.ordinary += 1
-        self._forget_gradients()
+        forget_gradients(self.model, self.optimizer)
         with ordinary_passes:
             loss = self.compute(batch)
         loss.backward()
@@ -148,21 +144,20 @@ class GraphedStep:
             return
         varying = self._padded.find_varying(batch) if isinstance(self._padded, PaddedGraphs) else None
         if varying is not None:
-            self._graph = self._loss = None
+            self._recorded.drop()
             self._refuse(f"rows of {varying!r} are neither of nodes nor of edges, and differ from batch to batch")
             return
         largest: Any = self._largest
         self._largest = largest.join(sizes) if largest is not None and largest.is_like(sizes) else sizes
         self._seen += 1
         self._missed += 1
-        if self._seen > self._warm_up if self._graph is None else self._missed >= _MISSES:
+        if self._seen > self._warm_up if self._recorded.graph is None else self._missed >= _MISSES:
             self._record(batch)
 
     def _record(self, batch: Any) -> None:
         assert self._largest is not None, "no batch was seen"
-        # The memory of an earlier graph serves the next.
-        self._graph = self._loss = self._padded = None
-        self._gradients, self._missed = [], 0
+        self._recorded.drop()
+        self._padded, self._missed = None, 0
         names = self._names
         found = None if isinstance(self._largest, GraphSizes) else find_norm_over_nodes(self.model)
         if found is not None:
@@ -180,7 +175,7 @@ class GraphedStep:
         if not self._padded.fill(batch):
             self._padded = None
             return
-        self._forget_gradients()
+        forget_gradients(self.model, self.optimizer)
         try:
             # The trial is no step: running means of norms stay as they are.
             with left_as_it_was(self.model, _device_of(batch)):
@@ -189,29 +184,14 @@ class GraphedStep:
                 if reason is None and of_graphs:
                     reason = self._find_difference(batch)
         finally:
-            self._forget_gradients()
+            forget_gradients(self.model, self.optimizer)
         if reason is not None:
             self._refuse(reason)
             return
         # Values computed from its edges must be computed within the graph.
         self._padded.fill(batch)
-        recorder, losses = Recorder(_device_of(batch), self._spared), list[Tensor]()
-
-        def step() -> None:
-            losses.append(self._compute())
-            losses[0].backward()
-            if self._steps_inside():
-                self.optimizer.step()
-
-        try:
-            self._graph = recorder.record(step)
-        finally:
-            parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-            self._gradients = [
-                (parameter, parameter.grad) for parameter in dict.fromkeys([*parameters, *self.model.parameters()])
-            ]
-            self._forget_gradients()
-        self._loss = losses[0].detach()
+        recorder = Recorder(_device_of(batch), self._spared)
+        self._recorded.record(recorder, self._compute, self.model, self.optimizer, self._steps_inside)
 
     def _find_difference(self, batch: Any) -> str | None:
         """Return why the loss of the batch in the places is not the loss of the batch, in evaluation; None if it is."""
@@ -238,41 +218,8 @@ class GraphedStep:
         with masked_norms(self.model, getattr(self._padded, "masks", None)), ordinary_passes:
             return self.compute(self._padded.data)
 
-    def _forget_gradients(self) -> None:
-        """Drop all gradients, also of parameters that the optimizer does not have: a graph would add to memory of their
-        owner.
-        """
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model.zero_grad(set_to_none=True)
-
     def _steps_inside(self) -> bool:
         return steps_on_gpu(self.optimizer)
-
-
-def check_optimizes(optimizer: Any, model: torch.nn.Module) -> None:
-    """Check that steps of an optimizer change a model.
-
-    Args:
-        optimizer: With `param_groups`, as torch's; others are not looked into.
-        model: The model. One without parameters that learn asks for nothing.
-    """
-    groups = getattr(optimizer, "param_groups", None)
-    learning = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    if groups is None or not learning:
-        return
-    held = [parameter for group in groups for parameter in group["params"]]
-    if not any(id(parameter) in learning for parameter in held):
-        raise ArgumentError(f"optimizer must hold parameters of model, got {type(optimizer).__name__} of {len(held)} "
-                            "others: make it of model.parameters()")  # fmt: skip
-
-
-def steps_on_gpu(optimizer: torch.optim.Optimizer) -> bool:
-    """Report whether a step may be a part of a CUDA graph: a number on the host would keep its value."""
-    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    return not any(hooks) and all(
-        group.get("capturable", False) and isinstance(group.get("lr"), Tensor) and group["lr"].is_cuda
-        for group in optimizer.param_groups
-    )
 
 
 def _device_of(batch: Any) -> torch.device:

@@ -124,7 +124,7 @@ def test_what_earlier_passes_left_is_given_back_where_a_capture_fails(monkeypatc
     trainer._record()
 
     assert len(emptied) == min(failures, 1)
-    assert trainer._may_replay == (trainer._graph is not None) == (failures < 2)
+    assert trainer._may_replay == (trainer._recorded.graph is not None) == (failures < 2)
     told = f"frames are not replayed: {error}" if failures == 2 else "frames are replayed as one CUDA graph"
     assert trainer.decisions == [told]
     assert not trainer._frame.is_recording
@@ -150,7 +150,7 @@ def test_what_a_failed_capture_made_is_given_back_too(monkeypatch):
     trainer._record()
 
     assert left == [None]
-    assert trainer._graph is not None
+    assert trainer._recorded.graph is not None
 
 
 @pytest.mark.gpu

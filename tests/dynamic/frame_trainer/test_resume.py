@@ -116,7 +116,7 @@ def test_replayed_epochs_go_on_too(monkeypatch):
     pretend_to_record(monkeypatch)
     trainer._may_replay = True
     trainer.fit(1)
-    graph = trainer._graph
+    graph = trainer._recorded.graph
 
     interrupt(monkeypatch, trainer, "move", 3)
     moved, real = [], trainer._frame.move
@@ -124,5 +124,5 @@ def test_replayed_epochs_go_on_too(monkeypatch):
     trainer.train_epoch()
 
     assert moved == [3, 4]
-    assert trainer._graph is graph
+    assert trainer._recorded.graph is graph
     assert len(steps) == 2

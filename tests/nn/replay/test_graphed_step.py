@@ -263,7 +263,7 @@ def test_gradients_of_parameters_without_an_optimizer_are_of_the_graph_too(graph
 
     step = record(GraphedStep(model, make_compute(model), torch.optim.SGD(others, lr=0.1)), graph)
 
-    gradients = {id(parameter): gradient for parameter, gradient in step._gradients}
+    gradients = {id(parameter): gradient for parameter, gradient in step._recorded.gradients}
     assert gradients.keys() == {id(parameter) for parameter in model.parameters()}
     assert gradients[id(first)] is not mine
     assert torch.equal(mine, torch.ones_like(first))
