@@ -38,6 +38,7 @@ from pyg_direct.nn.hetero.hetero_conv import watch_relations
 from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.model_replay import SearchingPaths, replays_by_default
 from pyg_direct.nn.trimming import watch_trimming
+from pyg_direct.noedit.optimizers import FUSED, fuse_steps, hook_steps, make_step, make_zero_grad
 from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, note_process, watch_left
 from pyg_direct.noedit.replaced_class import Filters, StandIn, give_back, replace, replace_function, show_batch
 from pyg_direct.ops.argument_checks import check_choice, check_flag
@@ -55,8 +56,6 @@ _HANDED = "PYG_DIRECT_RUN"
 _INHERITING, _GIVING = ("system", "execv"), ("execve", "posix_spawn", "posix_spawnp")
 # Methods that fill an object at its creation and after unpickling.
 _METHODS = ("__init__", "__setstate__")
-# Optimizers that have a fused step.
-_FUSED = (torch.optim.Adam, torch.optim.AdamW)
 # Wrapped methods, and the class's own method of this name: None if it inherits one.
 _REPLACED: list[tuple[type, str, Callable[..., None] | None]] = []
 
@@ -81,28 +80,6 @@ def _accelerate_other(paths: type[Paths], module: Any) -> None:
     """
     if find_spec(type(module)) is None:
         accelerate_one(module, paths)
-
-
-def fuse_steps(optimizer: Any) -> None:
-    """Let Adam and AdamW step by torch's fused kernel for parameters on a GPU, unless the program chose another way.
-
-    A step by torch's default takes the host longer to launch than the passes of a small model that are replayed.
-    Parameters are equal up to rounding.
-    """
-    # A subclass may have a step of its own.
-    if type(optimizer) not in _FUSED:
-        return
-    fused = [group for group in optimizer.param_groups if group["foreach"] is None and group["fused"] is None
-             and not (group["capturable"] or group["differentiable"] or isinstance(group["lr"], Tensor))
-             and all(map(_may_fuse, group["params"]))]  # fmt: skip
-    for group in fused:
-        group["fused"] = True
-    if fused:
-        note_made(f"step of {type(optimizer).__name__}")
-
-
-def _may_fuse(parameter: Any) -> bool:
-    return type(parameter) in (Tensor, torch.nn.Parameter) and parameter.is_cuda and parameter.is_floating_point()
 
 
 def leave_what_is_made() -> None:
@@ -131,6 +108,13 @@ def _extend(kind: type, change: Callable[[Any], object], methods: Sequence[str] 
         method = getattr(kind, name)
         _REPLACED.append((kind, name, vars(kind).get(name)))
         setattr(kind, name, _follow(method, change))
+
+
+def _exchange(kind: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a method by one that `make` makes of it."""
+    method = getattr(kind, name)
+    _REPLACED.append((kind, name, vars(kind).get(name)))
+    setattr(kind, name, make(method))
 
 
 def _follow(method: Callable[..., None], change: Callable[[Any], object]) -> Callable[..., None]:
@@ -308,8 +292,11 @@ def start(*, accelerate: bool = True, replay: bool | None = None, verbose: bool 
     BasicGNN.inference = make_inference(inference)
     if accelerate:
         accelerate_what_is_made(replay=replays_by_default() if replay is None else replay)
-        for optimizer in _FUSED:
+        for optimizer in FUSED:
             _extend(optimizer, fuse_steps, ("__init__",))
+            hook_steps(optimizer)
+            _exchange(optimizer, "step", make_step)
+        _exchange(torch.optim.Optimizer, "zero_grad", make_zero_grad)
 
 
 def hand_down(**options: Any) -> None:

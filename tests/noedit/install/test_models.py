@@ -12,7 +12,6 @@ from torch_geometric.nn import GCN, EdgeConv, GCNConv, GraphSAGE, HeteroConv, Me
 import pyg_direct
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.trimming import is_accelerated
-from pyg_direct.noedit import install as install_module
 from tests.batches import make_data
 
 PROGRAM = """
@@ -89,69 +88,6 @@ def test_the_model_that_a_program_calls_is_replayed_if_requested(replay):
         pyg_direct.uninstall()
 
     assert [name for name, part in model.named_modules() if "_replay" in part.__dict__] == ([""] if replay else [])
-
-
-def learn(optimizer, weight, scaler=None):
-    x = torch.linspace(-1, 1, 30, device=weight.device).view(10, 3)
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = (x @ weight).square().sum() + weight.abs().sum()
-        (loss if scaler is None else scaler.scale(loss)).backward()
-        optimizer.step() if scaler is None else scaler.step(optimizer)
-        if scaler is not None:
-            scaler.update()
-    return weight.detach()
-
-
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.usefixtures("_installed")
-def test_adam_takes_fused_steps_with_equal_results(real_device, monkeypatch, kind, scaled):
-    found = []
-    for fuses in (False, True):
-        monkeypatch.setattr(install_module, "_may_fuse", lambda parameter, fuses=fuses: fuses)
-        weight = torch.nn.Parameter(torch.ones(3, 2, device=real_device))
-        optimizer = kind([weight], lr=0.01, weight_decay=0.1)
-        assert optimizer.param_groups[0]["fused"] is (True if fuses else None)
-        scaler = torch.amp.GradScaler(real_device.type, init_scale=8.0) if scaled else None
-        found.append(learn(optimizer, weight, scaler))
-
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
-
-
-class Own(torch.optim.Adam):
-    pass
-
-
-@pytest.mark.usefixtures("_installed")
-def test_steps_that_a_program_chose_are_not_fused(monkeypatch):
-    weight = torch.nn.Parameter(torch.ones(3, 2))
-    assert torch.optim.Adam([weight]).defaults["fused"] is None
-    assert torch.optim.Adam([weight]).param_groups[0]["fused"] is None
-
-    monkeypatch.setattr(install_module, "_may_fuse", lambda parameter: True)
-
-    assert torch.optim.Adam([weight], foreach=False).param_groups[0]["fused"] is None
-    assert torch.optim.Adam([weight], fused=False).param_groups[0]["fused"] is False
-    assert torch.optim.Adam([weight], lr=torch.tensor(0.1)).param_groups[0]["fused"] is None
-    assert Own([weight]).param_groups[0]["fused"] is None
-    plain = torch.optim.Adam([weight])
-    saved = plain.state_dict()
-    pyg_direct.uninstall()
-    other = torch.optim.Adam([weight])
-    assert other.param_groups[0]["fused"] is None
-    # A checkpoint needs no package of ours.
-    other.load_state_dict(saved)
-    assert not torch.equal(weight.detach().clone(), learn(other, weight))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("_installed")
-def test_adam_is_fused_on_a_gpu():
-    weight, moved = (torch.nn.Parameter(torch.ones(3, 2, device=device)) for device in ("cuda", "cpu"))
-
-    assert torch.optim.Adam([weight]).param_groups[0]["fused"] is True
-    assert torch.optim.Adam([weight, moved]).param_groups[0]["fused"] is None
 
 
 @pytest.mark.usefixtures("_installed")
