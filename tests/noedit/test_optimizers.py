@@ -73,6 +73,8 @@ def test_adam_is_fused_on_a_gpu():
     assert torch.optim.Adam([weight, moved]).param_groups[0]["fused"] is None
 
 
+# torch 2.7 and later.
+IS_FAST = "decoupled_weight_decay" in torch.optim.Adam([torch.zeros(1)]).param_groups[0]
 KINDS = pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 
 
@@ -111,7 +113,7 @@ def test_steps_are_those_of_torch(real_device, monkeypatch, kind, options):
     finally:
         pyg_direct.uninstall()
 
-    assert len(made) == 6
+    assert len(made) == 6 * IS_FAST
     assert all(map(torch.equal, found, expected))
     assert float(optimizer.state[others[-1]]["step"]) == 3
 
@@ -138,7 +140,7 @@ def test_groups_schedulers_and_checkpoints_are_followed(real_device, monkeypatch
         runs.append(train(again, weights))
         assert again.param_groups[1]["lr"] == 0.1
 
-    assert len(made) == 6 + 2 * 6 + 2 * 6
+    assert len(made) == (6 + 2 * 6 + 2 * 6) * IS_FAST
     assert all(map(torch.equal, *runs))
 
 
