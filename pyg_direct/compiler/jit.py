@@ -192,7 +192,6 @@ cuda: Any = Deferred("cuda")
 prange: Any = Deferred("prange")
 # See `memory_access.py`.
 prefetch: Any = Deferred("prefetch")
-read_word: Any = Deferred("read_word")
 view_words: Any = Deferred("view_words")
 
 

@@ -1,4 +1,4 @@
-"""Memory by address for CPU loops: `prefetch`, `read_word` and `view_words`, as Numba's intrinsics."""
+"""Memory by address for CPU loops: `prefetch` and `view_words`, as Numba's intrinsics."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ def make_intrinsics() -> dict[str, Callable[..., Any]]:
     """Make the intrinsics, by name.
 
     `prefetch(address)` asks for the cache line of an address. It never fails, whatever the address is.
-    `read_word(address)` reads the int64 at an address, which must be valid. `view_words(address, count)` is the array
-    of int64 there.
+    `view_words(address, count)` is the array of int64 there, which must be valid.
     """
     from llvmlite import ir
     from numba import carray
@@ -34,13 +33,6 @@ def make_intrinsics() -> dict[str, Callable[..., Any]]:
         return types.void(types.int64), generate
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def read_word(context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.load(builder.inttoptr(args[0], word))
-
-        return types.int64(types.int64), generate
-
-    @intrinsic  # type: ignore[untyped-decorator]
     def as_pointer(context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], word)
@@ -51,4 +43,4 @@ def make_intrinsics() -> dict[str, Callable[..., Any]]:
     def view_words(address: Any, count: Any) -> Any:
         return carray(as_pointer(address), count)
 
-    return {"prefetch": prefetch, "read_word": read_word, "view_words": view_words}
+    return {"prefetch": prefetch, "view_words": view_words}

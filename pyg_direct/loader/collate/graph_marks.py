@@ -6,6 +6,7 @@ They take few bytes per graph, and are compared before each epoch. `stale_rows.p
 from __future__ import annotations
 
 import operator
+import struct
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate, chain, islice
@@ -16,8 +17,6 @@ import torch
 from torch import Tensor
 
 from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
-from pyg_direct.ops.rows.graph_rows import LoopChoice
-from pyg_direct.ops.rows.prefetch_objects import prefetch_tensors, read_addresses
 from pyg_direct.runtime.host.tensor_views import as_bytes
 
 # Graphs whose content is compared at the start of an epoch, to find writes that torch does not count.
@@ -26,6 +25,8 @@ _COMPARED = 32
 _FEW_BYTES = 16 << 10
 # Values whose writes are read at a time, whose objects stay in the processor's cache meanwhile.
 _TOGETHER = 512
+# Addresses of objects, as NumPy writes the type.
+_ADDRESS = f"<i{struct.calcsize('P')}"
 _READ_BASE, _READ_VERSION = operator.attrgetter("_base"), operator.attrgetter("_version")
 
 
@@ -108,7 +109,7 @@ class GraphMarks:
         for at in range(0, len(self._values), _TOGETHER):
             known = self._values[at : at + _TOGETHER]
             own = np.fromiter(islice(values, len(known)), object, len(known))
-            if not np.array_equal(read_addresses(own), read_addresses(known)):
+            if not np.array_equal(_read_addresses(own), _read_addresses(known)):
                 return False
         return all(np.array_equal(own, self._counts[at : at + len(own)]) for at, own in _read_writes(self._counters)) \
             and all(_has_content(value, known) for value, known in self._contents)  # fmt: skip
@@ -117,8 +118,6 @@ class GraphMarks:
 def _read_writes(tensors: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Read the number of writes to each tensor, uint32, some at a time: (index of the first, numbers)."""
     for at in range(0, len(tensors), _TOGETHER):
-        if LoopChoice.is_made():
-            prefetch_tensors(tensors[at : at + _TOGETHER])
         part = tensors[at : at + _TOGETHER].tolist()
         yield at, np.fromiter(map(_READ_VERSION, part), np.uint32, len(part))
 
@@ -132,6 +131,25 @@ def _count_writes(tensors: np.ndarray) -> np.ndarray:
             counts = counts.astype(np.uint32)
         counts[at : at + len(own)] = own
     return counts
+
+
+class _Addresses:
+    """Addresses of the objects of an array, int64, without a copy."""
+
+    def __init__(self, objects: np.ndarray) -> None:
+        # NumPy keeps this object as long as its view.
+        self._objects = objects
+        self.__array_interface__ = {"data": (objects.ctypes.data, True), "typestr": _ADDRESS, "shape": objects.shape,
+                                    "version": 3}  # fmt: skip
+
+
+def _read_addresses(objects: np.ndarray) -> np.ndarray:
+    """Read the addresses of objects, `[n]`: equal ones are of one object.
+
+    Args:
+        objects: Contiguous, of dtype object; its memory is the result's.
+    """
+    return np.asarray(_Addresses(objects))
 
 
 def _pack(values: Collection[Any]) -> np.ndarray:
