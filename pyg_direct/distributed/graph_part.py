@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_direct.distributed.partitioning.files import read_array
 from pyg_direct.distributed.partitioning.manifest import Book, Manifest, part_folder
 from pyg_direct.errors import ArgumentError, IdError, PartitionError
-from pyg_direct.graph.hetero_topo import ALIGNMENT, EdgeType
+from pyg_direct.graph.hetero_topo import ALIGNMENT, EdgeType, NodeTypes
 from pyg_direct.object_text import one_line, show_sizes
 from pyg_direct.ops.local_ids.build_csr import order_rows
 from pyg_direct.ops.local_ids.relabel_nodes import locate_ids
@@ -83,7 +83,7 @@ def word_dtype(manifest: Manifest) -> torch.dtype:
     return torch.int32 if most < 2**31 else torch.int64
 
 
-class PartTopo:
+class PartTopo(NodeTypes):
     """Description of a partitioned graph for sampling: names and sizes of the whole, and starts of the part's rows.
 
     It has the attributes of `HeteroTopo` that plans read; `row_starts` and `edge_starts` refer to the part.
@@ -94,12 +94,8 @@ class PartTopo:
 
     def __init__(self, manifest: Manifest, timed: bool, weighted: bool) -> None:
         self.direction, self.is_homogeneous = manifest.direction, manifest.is_homogeneous
-        self.num_nodes = {entry.name: entry.num_nodes for entry in manifest.nodes}
-        self.node_types = tuple(self.num_nodes)
-        self.id_bits = max(self.num_nodes.values(), default=0).bit_length()
+        super().__init__({entry.name: entry.num_nodes for entry in manifest.nodes})
         self.edge_types: tuple[EdgeType, ...] = tuple(entry.name for entry in manifest.edges)
-        sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.num_nodes.values()]
-        self.type_starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
         self.timed = np.array([timed and entry.time is not None for entry in manifest.edges], dtype=bool)
         self.weighted = np.array([weighted and entry.weighted for entry in manifest.edges], dtype=bool)
         self.timed_types = frozenset(entry.name for entry in manifest.nodes if timed and entry.time is not None)

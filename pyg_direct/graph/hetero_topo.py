@@ -249,7 +249,29 @@ class PlacedHetero:
         return self.rows
 
 
-class HeteroTopo:
+class NodeTypes:
+    """Node types of a graph, in consecutive ranges of one id space.
+
+    Attributes:
+        num_nodes: Nodes of each type.
+        node_types: The types in their order.
+        type_numbers: Number of each type in this order.
+        type_sizes: Nodes of each type, uint64 `[T]`.
+        type_starts: First id of each type in the id space, and the end of the last type, int64 `[T + 1]`.
+        id_bits: Bits of an id within any type.
+    """
+
+    def __init__(self, num_nodes: Mapping[str, int]) -> None:
+        self.num_nodes = dict(num_nodes)
+        self.node_types = tuple(self.num_nodes)
+        self.type_numbers = {kind: number for number, kind in enumerate(self.node_types)}
+        self.type_sizes = np.array([*self.num_nodes.values()], np.uint64)
+        sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.num_nodes.values()]
+        self.type_starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+        self.id_bits = max(self.num_nodes.values(), default=0).bit_length()
+
+
+class HeteroTopo(NodeTypes):
     """The topology of a graph with several node types and relations, or with one of each.
 
     Node types occupy consecutive ranges of one id space, in the order given. A relation's rows are the nodes that are
@@ -287,16 +309,8 @@ class HeteroTopo:
             node_time = _by_name(NODES, node_time)
             edge_time = _by_name(LINKS, edge_time)
             edge_weight = _by_name(LINKS, edge_weight)
-        self.num_nodes = {kind: _check_size(kind, size) for kind, size in num_nodes.items()}
-        self.node_types = tuple(self.num_nodes)
-        # Bits of an id within any type; number and size of each type.
-        self.id_bits = max(self.num_nodes.values(), default=0).bit_length()
-        self.type_numbers = {kind: number for number, kind in enumerate(self.node_types)}
-        self.type_sizes = np.array([*self.num_nodes.values()], np.uint64)
+        super().__init__({kind: _check_size(kind, size) for kind, size in num_nodes.items()})
         self.edge_types: tuple[EdgeType, ...] = tuple(edges)
-        sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.num_nodes.values()]
-        # First id of each type in the id space, and the end of the last type, int64 `[T + 1]`.
-        self.type_starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
         times = self._check_parts("node_time", node_time, self.node_types)
         edge_times = self._check_parts("edge_time", edge_time, self.edge_types)
         weights = self._check_parts("edge_weight", edge_weight, self.edge_types)

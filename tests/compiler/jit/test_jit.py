@@ -48,7 +48,7 @@ def test_few_files_import_compilers():
 
     assert {path.relative_to(PACKAGE).as_posix(): names for path, names in files.items() if names} == {
         "compiler/jit.py": {"numba", "numba_cuda", "numba_cuda_mlir"}, "compiler/link_once.py": {"numba"},
-            "compiler/shipped_loops.py": {"llvmlite", "numba"},
+        "compiler/memory_access.py": {"llvmlite", "numba"}, "compiler/shipped_loops.py": {"llvmlite", "numba"},
         "compiler/nvrtc.py": {"nvrtc"},
     }  # fmt: skip
 
