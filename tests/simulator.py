@@ -11,6 +11,7 @@ element by element.
 
 import functools
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,14 @@ def install() -> None:
     kernel.BlockManager = Block
     kernel.FakeCUDAModule = MODULE.begin
     kernel.FakeWithinKernelCUDAArray = lambda array: array._ary
+    # Kernels of several threads of a test follow each other, as they share the module above.
+    lock, simulate = threading.RLock(), jit.GpuKernel.simulate
+
+    def simulate_alone(self: jit.GpuKernel, *args: Any) -> None:
+        with lock:
+            simulate(self, *args)
+
+    jit.GpuKernel.simulate = simulate_alone
     # What kernels name is looked up once, not at each launch and each use.
     jit._SimulatedCuda = lambda: MODULE
     bind = functools.cache(lambda on_gpu, num_functions, bind=jit._bind: bind(on_gpu))
