@@ -10,6 +10,7 @@ from pyg_direct.datasets import synthetic_graph
 from pyg_direct.features.row_files import RowFile
 
 
+@pytest.mark.full
 def test_each_row_of_the_table_is_measured(tmp_path, monkeypatch):
     graph = synthetic_graph("products", scale=0.001)
     monkeypatch.setattr(larger_than_memory, "_REPEATS", 1)

@@ -46,6 +46,7 @@ def run_cases(rank, folder):
         return found, [[as_dict(batch) for batch in loader] for loader in loaders]
 
 
+@pytest.mark.full
 def test_batches_of_all_options_are_those_of_one_machine(tmp_path):
     data, typed = make_data(), write_types(tmp_path / "types", 2)
     write_data(tmp_path / "p", data, 2)
