@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -199,9 +200,16 @@ def describe_file(path: Path, bar: Bar) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
+# NumPy parses the head of a file by `ast`, which in Python 3.11 fails at times if several threads do so at once.
+_READING = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    # Another thread may hold it when a process is forked.
+    os.register_at_fork(after_in_child=lambda: globals().update(_READING=threading.Lock()))
+
+
 def read_array(path: Path, *, mapped: bool = False) -> np.ndarray:
     """Read the array of a `.npy` file, numbers only."""
-    with whole_file(path.name, NPY, path, PartitionError):
+    with whole_file(path.name, NPY, path, PartitionError), _READING:
         array: Any = np.load(path, allow_pickle=False, mmap_mode="c" if mapped else None)
     if not isinstance(array, np.ndarray):
         array.close()
