@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from tests.distributed.partitions import EDGES, NODES
 from tests.distributed.ranks import make_data, write_data
@@ -10,6 +11,14 @@ from tests.distributed.ranks import make_data, write_data
 @pytest.fixture
 def data():
     return make_data()
+
+
+@pytest.fixture
+def group():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -32,6 +32,10 @@ class BatchPasses(RecordedPasses):
     """Passes over places for batches of up to some size; a subclass has the places."""
 
     _is_padded = True
+    # Places of the edges, of a class for each kind of batch, and the arguments that the model is given.
+    _edges: Any
+    _args: Any
+    _kwargs: dict[str, Any]
 
     # What a subclass has.
 
@@ -60,6 +64,13 @@ class BatchPasses(RecordedPasses):
         with torch.no_grad():
             copy_hops(self._list_rows(call))
         return True
+
+    def _prepare(self) -> None:
+        self._edges.register()
+
+    def _compute(self) -> Any:
+        model: Any = self._model()
+        return type(model).forward(model, *self._args, **self._kwargs)
 
     def _find_reason(self, model: Any, call: Any) -> str | None:
         found = find_norm_over_nodes(model)
@@ -182,13 +193,6 @@ class PaddedPasses(BatchPasses):
         for place, rows in call.rows.items():
             yield HopRows(rows, self._rows[place], self._hops(place, call.sizes), self._hops(place, self._edges.places))
 
-    def _prepare(self) -> None:
-        self._edges.register()
-
-    def _compute(self) -> Any:
-        model: Any = self._model()
-        return type(model).forward(model, *self._args, **self._kwargs)
-
     def _compute_for(self, model: Any, call: BatchCall) -> Any:
         return type(model).forward(model, *call.args, **call.kwargs)
 
@@ -250,13 +254,6 @@ class TypedPasses(BatchPasses):
         for (key, is_edges), rows, place in zip(call.roles, call.tensors, self._places, strict=True):
             if not is_edges:
                 yield HopRows(rows, place, call.sizes.find(key), self._edges.places.find(key))
-
-    def _prepare(self) -> None:
-        self._edges.register()
-
-    def _compute(self) -> Any:
-        model: Any = self._model()
-        return type(model).forward(model, *self._args, **self._kwargs)
 
     def _compute_for(self, model: Any, call: TypedCall) -> Any:
         args, kwargs = fill_in_types(call.nest, iter(call.tensors), call.sizes)

@@ -305,6 +305,7 @@ class _TypedReader:
         self._sizes, self._device = sizes, device
         self.tensors: list[Tensor] = []
         self.roles: list[tuple[Any, bool]] = []
+        self._pairs: dict[Any, Tensor] = {}
         # What the places of a tensor depend on.
         self.forms: list[Any] = []
 
@@ -355,6 +356,9 @@ class _TypedReader:
             return False
         if is_edges and count > 0 and find_batch(tensor) is None:
             return False
+        # A relation has one place.
+        if is_edges and self._pairs.setdefault(key, tensor) is not tensor:
+            return False
         self.tensors.append(tensor)
         self.roles.append((key, is_edges))
         self.forms.append((tensor.dtype, None if is_edges else tensor.shape[1:]))
@@ -385,6 +389,9 @@ def _read_types(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state
         kind = find_input(batches[0])
         assert kind is not None, "read with the sizes"
         seeds = kind, int(batches[0][kind].batch_size)
+        if sizes.nodes[kind][0] != seeds[1]:
+            # The first rows of the batch would lie in places of several hops.
+            return None
     device = _find_device(batches[0] if batches else values)
     if device is None or not _can_record(device):
         return None

@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed.dist_loader import DistLinkNeighborLoader, DistNeighborLoader
@@ -124,13 +123,6 @@ def test_ranks_with_other_batches_and_loops_that_are_left(tmp_path):
         assert 0 < planned_rows < num_rows
         assert 0 < planned_bytes < num_bytes
     assert all(found["broken"] == [[0, 1], [2, 3]] for found in ranks)
-
-
-@pytest.fixture
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.sim

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed.dist_graph import DistGraph
@@ -38,13 +37,6 @@ class Exchanging(DistGraph):
         self.communicator.captured, transport = True, OneRank(OneRank())
         self.communicator.open_segments = lambda: transport
         return "it is tested"
-
-
-@pytest.fixture
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.sim

@@ -291,3 +291,42 @@ def test_edges_that_a_program_changed_are_left_to_ordinary_passes(device, data):
 
     assert_near(find_gradients(model, call, batch), find_gradients(ordinary, call, batch))
     assert replay.replayed == before > 0
+
+
+class TwoPairs(Layers):
+    """Edges come in twice, and the second ones count."""
+
+    def forward(self, x, edges, others):
+        return super().forward(x, others)
+
+
+def test_other_edges_of_a_relation_are_left_to_ordinary_passes(device, data):
+    batches = list_batches(data, device)
+
+    def call(model, batch):
+        first, *_ = batch.edge_index_dict
+        others = {kind: pair[:, : pair.shape[1] // 2] if kind == first else pair
+                  for kind, pair in batch.edge_index_dict.items()}  # fmt: skip
+        return model(batch.x_dict, batch.edge_index_dict, others)
+
+    ordinary, model, replay = make_pair(lambda data: TwoPairs(data, sage), call, data, device, batches[0])
+
+    for batch in batches[:14]:
+        assert_near(find_gradients(model, call, batch), find_gradients(ordinary, call, batch))
+
+    assert replay.replayed == 0
+
+
+def test_batches_with_fewer_first_nodes_than_seeds_are_left_to_ordinary_passes(device, data):
+    make, call = MODELS["gat, a batch"]
+    batches = list_batches(data, device)
+    ordinary, model, replay = make_pair(make, call, data, device, batches[0])
+    for batch in batches[:20]:
+        find_gradients(model, call, batch)
+    before = replay.replayed
+    for batch in batches[20:24]:
+        # As of seeds that come twice.
+        batch["paper"].batch_size += 1
+        assert_near(find_gradients(model, call, batch), find_gradients(ordinary, call, batch))
+
+    assert replay.replayed == before > 0
