@@ -140,7 +140,11 @@ def test_stored_rows_of_8_bits_are_left_to_the_first_product(real_device, graph,
         total = out.float().square().sum()
         made.append((out, *torch.autograd.grad(total, list(model.parameters()), allow_unused=True)))
 
-    assert all((one is None and other is None) or torch.equal(one, other) for one, other in zip(*made, strict=True))
+    for one, other in zip(*made, strict=True):
+        assert (one is None) == (other is None)
+        # A GPU adds up scores in another order each time.
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * float(other.detach().abs().max()))
     told = [line for line in str(handle.report()).splitlines() if "GATConv" in line]
     assert len(told) == count
     assert all("2 accelerated" in line and "PyG" not in line for line in told), told
