@@ -216,11 +216,12 @@ def _list_typed(topo: HeteroTopo, requests: Sequence[Request], disjoint: bool) -
         place = numbers.get(kind)
         if place is None or not _is_list(own):
             return None
-        counts[place], first_trees[place], parts[place] = own.shape[0], tree, own
-        tree += counts[place]
+        counts[place] = count = own.shape[0]
+        first_trees[place], parts[place] = tree, own
+        tree += count
     whole = torch.cat([part for part, count in zip(parts, counts, strict=True) if count]) if tree else own[:0]
     # As unsigned numbers, negative ids are larger than any valid one.
-    if (whole.numpy().view(np.uint64) >= topo.type_sizes.repeat(counts)).any():
+    if np.count_nonzero(whole.numpy().view(np.uint64) >= topo.type_sizes.repeat(counts)):
         return None
     if disjoint:
         _find_bits(topo, tree, num_types + 1)
