@@ -13,6 +13,7 @@ from benchmarks.distributed.dist_accuracy import measure_dist_accuracy
 from benchmarks.dynamic import dynamic_cases
 from benchmarks.dynamic.epochs import measure_dynamic_epochs
 from benchmarks.dynamic.ways import WAYS
+from benchmarks.features import larger_than_memory
 from benchmarks.loader import peers, startup, typed_batches
 from benchmarks.nn import models, whole_graphs
 from pyg_direct.datasets import synthetic_graph
@@ -90,6 +91,7 @@ def _small(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(peers, "_WINDOW_SECONDS", 0.001)
     monkeypatch.setattr(whole_graphs, "_SECONDS", 0.0)
+    monkeypatch.setattr(larger_than_memory, "_REPEATS", 1)
     monkeypatch.setattr(models, "_TURNS", 4)
     monkeypatch.setattr(models, "_WARM_UP", 1)
     monkeypatch.setattr(dynamic_cases, "PRESETS", dict(list(dynamic_cases.PRESETS.items())[:1]))

@@ -13,7 +13,7 @@ from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from tests.distributed.partitions import collect_rows, list_rows, read_manifest
 from tests.processes import start_method
 
-NODES, EDGES, PARTS, MOST_OPEN = 600, 4000, 400, 128
+NODES, EDGES, PARTS, MOST_OPEN = 600, 4000, 200, 128
 
 
 def make_edges():
