@@ -615,7 +615,7 @@ class HeteroGpuPlan(CapturedPlan):
         node_totals, edge_totals = slot.node_totals, slot.edge_totals
         num_nodes, num_edges = int(words[NODES + hops]), int(words[NUM_INSIDE if is_subgraph else EDGES + hops])
         # Relations without edges have room for one.
-        new, num_empty = slot.arrived.new_empty, edge_totals.shape[1] - np.count_nonzero(edge_totals[-1])
+        new, num_empty = slot.arrived.new_empty, edge_totals.shape[1] - int(np.count_nonzero(edge_totals[-1]))
         listed, _, num_asked = pending.seeds
         width, size = (2 if self.disjoint else 1), len(self.topology.topo.node_types)
         more = [2 * self.num_classes + 1]
