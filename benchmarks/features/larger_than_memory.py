@@ -25,11 +25,11 @@ from benchmarks.features.disk import forget
 from pyg_direct.bench.limits import wait_for_gpu
 from pyg_direct.bench.loader import train
 from pyg_direct.bench.result_row import Row
+from pyg_direct.features.disk_rates import measure_disk
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.feature_store import FeatureStore
 from pyg_direct.features.hot_rows import expected_reads
 from pyg_direct.features.packed_rows import pack_rows
-from pyg_direct.features.range_reader import measure_disk
 from pyg_direct.features.row_files import RowFile, save_rows
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.inference import infer

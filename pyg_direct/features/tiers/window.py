@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, measure_disk
+from pyg_direct.features.disk_rates import find_rates, measure_disk
+from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows
 from pyg_direct.features.spilled_rows import SERVED
 from pyg_direct.features.tiers.base import Tier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier, file_of
@@ -247,9 +248,9 @@ class RowWindow(Tier):
         """
         reader = self._reader
         if measures_disk and self._rates is None and self.shape.numel() > 0:
-            self._rates = measure_disk(self.file)
+            self._rates = find_rates(self.file) or measure_disk(self.file)
         return DiskReads(str(self.file.path), self.num_asked, self._num_read + self._num_alone, self._row_bytes,
-                         reader.num_requests, reader.num_pages, PAGE, reader.num_again, reader.seconds,
+                         reader.num_requests, reader.num_pages, reader.unit, reader.num_again, reader.seconds,
                          self._num_claimed, *(self._rates or ()))  # fmt: skip
 
 
