@@ -6,7 +6,6 @@ gaps between rows are read along: a request takes a disk as long as some bytes d
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import random
@@ -16,17 +15,24 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.errors import FileError
 from pyg_direct.features.row_files import RowFile
-from pyg_direct.kernels.rows.file_ranges import LEAST_BLOCK, PAGE
+from pyg_direct.kernels.rows.file_ranges import LEAST_BLOCK, PAGE, read_file_ranges_cpu
 
-# Of a measurement: reads at random, bytes in order, bytes of a request in order, and threads.
-_PROBES, _STREAM, _PIECE, _PROBERS = 2048, 64 << 20, 1 << 20, 8
+# Of a measurement: reads at random, how often, bytes in order, bytes of a request in order, threads that read at random
+# and in order, and requests between two looks at the clock.
+_PROBES, _REPEATS, _STREAM, _PIECE, _MANY, _FEW, _AT_ONCE = 1024, 3, 32 << 20, 1 << 20, 32, 8, 8
+# Bytes of a file by which the rates of a disk are known well enough.
+_LEAST_BYTES = 16 << 20
 # Seconds after which each half of a measurement ends, on disks that give few bytes.
 _MOST_SECONDS = 0.25
 _TIMEOUT = 300.0
 # Gaps that are read along, at most, and the time that fewer bytes may take, over the shortest time.
 _MOST_GAP, _SLACK = 128 << 10, 1.1
+# Bytes that are read over the bytes of the rows, at most, where this takes so much of the shortest time at most: other
+# programs may need the disk, and measured rates vary.
+_MOST_RATIO, _MOST_SLACK = 2.5, 1.3
 
 _LOCK = threading.Lock()
 _KNOWN: dict[int, DiskRates] = {}
@@ -66,7 +72,7 @@ def find_rates(file: RowFile) -> DiskRates | None:
     Raises:
         FileError: see `measure_disk`.
     """
-    if file.layout.offset + file.layout.num_bytes < _STREAM:
+    if file.layout.offset + file.layout.num_bytes < _LEAST_BYTES:
         return None
     device = os.fstat(file.handle).st_dev
     with _LOCK:
@@ -95,13 +101,16 @@ def find_block(file: RowFile) -> int:
         os.close(handle)
 
 
-def choose_gap(begins: np.ndarray, ends: np.ndarray, unit: int, rates: DiskRates) -> int:
-    """Return the largest gap between rows that is read along, in units: the smallest of those by which the rows take
-    the disk about as short as they can.
+def choose_gap(begins: np.ndarray, ends: np.ndarray, unit: int, num_bytes: int, rates: DiskRates) -> int:
+    """Return the largest gap between rows that is read along, in units.
+
+    It is the smallest one by which the rows take the disk about as short as they can. If more than 2.5 times the bytes
+    of the rows would be read, a smaller gap is taken that reads no more, or as few as can be read in little more time.
 
     Args:
         begins, ends: First unit of each row, and the unit after its last, int64 `[n]`, ascending.
         unit: Bytes of a unit.
+        num_bytes: Bytes of the rows.
     """
     gaps = np.minimum(np.maximum(begins[1:] - ends[:-1], 0), _MOST_GAP // unit + 1)
     counts = np.bincount(gaps, minlength=_MOST_GAP // unit + 2)[:-1]
@@ -109,12 +118,19 @@ def choose_gap(begins: np.ndarray, ends: np.ndarray, unit: int, rates: DiskRates
     along = np.cumsum(counts * np.arange(len(counts)))
     requests = 1 + len(gaps) - np.cumsum(counts)
     own = int((ends - begins).sum() - np.maximum(ends[:-1] - begins[1:], 0).sum())
-    costs = requests * rates.request_bytes + (own + along) * unit
-    return int(np.flatnonzero(costs <= _SLACK * costs.min())[0])
+    read = (own + along) * unit
+    costs = requests * rates.request_bytes + read
+    gap = int(np.flatnonzero(costs <= _SLACK * costs.min())[0])
+    if read[gap] > _MOST_RATIO * num_bytes:
+        short = np.flatnonzero(costs <= _MOST_SLACK * costs.min())
+        lean = short[read[short] <= _MOST_RATIO * num_bytes]
+        gap = int(lean[-1] if len(lean) > 0 else short[0])
+    return gap
 
 
 def measure_disk(file: RowFile) -> DiskRates:
-    """Measure the rates of the disk of a file, past the page cache; 0 if it cannot be read.
+    """Measure the rates of the disk of a file, past the page cache, by the best of some short reads; 0 if it cannot be
+    read.
 
     It takes a fraction of a second. If the file system has no reads past the cache, cached pages are counted too.
 
@@ -124,26 +140,43 @@ def measure_disk(file: RowFile) -> DiskRates:
     size = file.layout.offset + file.layout.num_bytes
     pages, pieces = max(1, size // PAGE), max(1, min(size, _STREAM) // _PIECE)
     numbers = random.Random(0)
-    first = numbers.randrange(max(1, size // _PIECE - pieces + 1)) * _PIECE
-    in_order = _time_reads(file, [first + number * _PIECE for number in range(pieces)], _PIECE)
-    at_random = _time_reads(file, [numbers.randrange(pages) * PAGE for _ in range(_PROBES)], PAGE)
+    first = numbers.randrange(max(1, size // _PIECE - pieces + 1))
+    in_order = at_random = 0.0
+    for _ in range(_REPEATS):
+        in_order = max(in_order, _time_reads(file, [*range(first, first + pieces)], min(size, _PIECE), _FEW))
+        places = sorted(numbers.randrange(pages) for _ in range(_PROBES))
+        at_random = max(at_random, _time_reads(file, places, min(size, PAGE), _MANY))
     return DiskRates(in_order, at_random / PAGE)
 
 
-def _time_reads(file: RowFile, places: list[int], num_bytes: int) -> float:
-    """Measure the bytes per second of reads by several threads, which take turns in the order of `places`."""
-    begin, counts, handle = time.perf_counter(), [0] * _PROBERS, file.open_handle(is_direct=True)
+def _time_reads(file: RowFile, places: list[int], num_bytes: int, num_threads: int) -> float:
+    """Measure the bytes per second of reads by several threads, which take turns.
+
+    Args:
+        places: Numbers of pieces of `num_bytes` bytes, ascending.
+    """
+    handle, counts = file.open_handle(is_direct=True), [0] * num_threads
+    rows, slots, bounds = np.array(places), np.zeros(len(places), np.int64), np.arange(_AT_ONCE + 1)
+    seen = np.zeros((file.layout.offset + file.layout.num_bytes + num_bytes) // PAGE + 2, np.uint8)
+    # The loop is compiled before its time counts.
+    read_file_ranges_cpu(handle, 0, rows[:0], slots, bounds[:1], seen[:0], np.empty((0, num_bytes), np.uint8), seen,
+                         np.zeros(4, np.int64), PAGE)  # fmt: skip
+    begin = time.perf_counter()
 
     def read(number: int) -> None:
-        target = mmap.mmap(-1, num_bytes)
-        # A read that fails, or is past the end, ends the measurement.
-        with contextlib.suppress(OSError):
-            for place in places[number::_PROBERS]:
-                counts[number] += os.preadv(handle, [target], place)
-                if time.perf_counter() - begin > _MOST_SECONDS:
-                    return
+        set_cpu_threads(1)
+        own, out = rows[number::num_threads], np.empty((1, num_bytes), np.uint8)
+        staging, progress = np.frombuffer(mmap.mmap(-1, num_bytes + 2 * PAGE), np.uint8), np.zeros(4, np.int64)
+        for first in range(0, len(own), _AT_ONCE):
+            part = own[first : first + _AT_ONCE]
+            # A read that fails, or is past the end, ends the measurement.
+            done = read_file_ranges_cpu(handle, 0, part, slots, bounds[: len(part) + 1], staging, out, seen, progress,
+                                        PAGE)  # fmt: skip
+            counts[number] += done * num_bytes
+            if done < len(part) or time.perf_counter() - begin > _MOST_SECONDS:
+                return
 
-    threads = [threading.Thread(target=read, args=(number,), daemon=True) for number in range(_PROBERS)]
+    threads = [threading.Thread(target=read, args=(number,), daemon=True) for number in range(num_threads)]
     for thread in threads:
         thread.start()
     limit = read_timeout()
@@ -151,7 +184,7 @@ def _time_reads(file: RowFile, places: list[int], num_bytes: int) -> float:
         thread.join(max(0.0, begin + limit - time.perf_counter()))
     if any(thread.is_alive() for thread in threads):
         # The handle stays open for the threads that wait.
-        raise FileError(f"{file.path} gave no bytes for {limit:g} seconds, at byte {places[0]}: check the disk, or set "
-                        "PYG_DIRECT_DISK_TIMEOUT to more seconds")  # fmt: skip
+        raise FileError(f"{file.path} gave no bytes for {limit:g} seconds, at byte {places[0] * num_bytes}: check the "
+                        "disk, or set PYG_DIRECT_DISK_TIMEOUT to more seconds")  # fmt: skip
     os.close(handle)
     return sum(counts) / max(1e-9, time.perf_counter() - begin)

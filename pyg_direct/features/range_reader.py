@@ -55,7 +55,9 @@ def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PA
         return np.zeros(1, np.int64)
     begins = (offset + rows * row_bytes) // unit
     ends = -(-(offset + (rows + 1) * row_bytes) // unit)
-    gap = _GAP_PAGES * PAGE // unit if rates is None else choose_gap(begins, ends, unit, rates)
+    gap = _GAP_PAGES * PAGE // unit
+    if rates is not None:
+        gap = choose_gap(begins, ends, unit, len(rows) * row_bytes, rates)
     is_first = np.ones(len(rows), bool)
     is_first[1:] = begins[1:] > ends[:-1] + gap
     starts = np.maximum.accumulate(np.where(is_first, begins, 0))
