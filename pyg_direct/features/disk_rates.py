@@ -104,8 +104,8 @@ def find_block(file: RowFile) -> int:
 def choose_gap(begins: np.ndarray, ends: np.ndarray, unit: int, num_bytes: int, rates: DiskRates) -> int:
     """Return the largest gap between rows that is read along, in units.
 
-    It is the smallest one by which the rows take the disk about as short as they can. If more than 2.5 times the bytes
-    of the rows would be read, a smaller gap is taken that reads no more, or as few as can be read in little more time.
+    It is the smallest one by which the rows take the disk about as short as they can. If it reads more than 2.5 times
+    the bytes of the rows, a smaller one is taken. That one reads no more, or as few as little more time allows.
 
     Args:
         begins, ends: First unit of each row, and the unit after its last, int64 `[n]`, ascending.

@@ -91,8 +91,8 @@ class DiskReads(NamedTuple):
         num_asked: Rows of the file that batches asked for, each as often as a batch did.
         num_rows: Rows that were read from the file for them, alone or for a window.
         row_bytes: Bytes of a row.
-        num_requests, num_pages, page_bytes: Requests, the pages that they read, and the bytes of a page: of the system,
-            or a block of the disk, if reads are as fine.
+        num_requests, num_pages, page_bytes: Requests, the pages that they read, and the bytes of a page. A block of the
+            disk counts as a page if reads are as fine.
         num_again: Pages that had been read before.
         num_claimed: Rows that windows of batches held, each once in a window.
         disk_rate: Bytes per second that the disk gives in order, measured; None if it was not measured.

@@ -1,9 +1,9 @@
 """Rows of a file that planned batches read: in memory before the batches ask for them, read once for all of them.
 
 A loader knows the ids of its next batches. It claims their rows for a window of batches, and reads all of them that are
-not in memory in the order of the file, each part of them as soon as batches of the window before give up as many rows.
-So nearly all of the memory holds one window. Rows that a later batch claims too stay in memory. This is Belady's rule
-(IBM Systems Journal 5(2), 1966) for all batches that are known; among the others the rows claimed last stay.
+not in memory in the order of the file. A part of them is read as soon as batches of the window before give up as many
+rows. So nearly all of the memory holds one window. Rows that a later batch claims too stay in memory. This is Belady's
+rule (IBM Systems Journal 5(2), 1966) for all batches that are known; among the others the rows claimed last stay.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_direct.features.disk_rates import find_rates, measure_disk
+from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_direct
 from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows
 from pyg_direct.features.spilled_rows import SERVED
 from pyg_direct.features.tiers.base import Tier
@@ -57,7 +58,7 @@ class RowWindow(Tier):
     numbered in the order in which they claim.
 
     Args:
-        num_bytes: Memory for rows; page-locked if a GPU reads them.
+        num_bytes: Memory for rows; page-locked if a GPU reads them, or of the GPU with GPUDirect Storage.
         is_shared: True if other processes of this host read the file too. Pages that they read at about the same time
             then come from the disk once, through the page cache.
 
@@ -81,7 +82,10 @@ class RowWindow(Tier):
         shape = (count, *self.shape[1:])
         self._on_gpu: Tensor | None = None
         self._max_blocks: int | None = None
-        if self.device.type == "cuda":
+        is_direct = wants_gpu_direct(self.device)
+        if is_direct:
+            self._rows = self._on_gpu = torch.empty(shape, dtype=self.dtype, device=self.device)
+        elif self.device.type == "cuda":
             block = allocate_or_fall_back(count * self._row_bytes, "pinned", self.device)
             self._rows = block.view_on_cpu(self.dtype, shape)
             if block.placement != "cpu":
@@ -89,11 +93,13 @@ class RowWindow(Tier):
                 self._max_blocks = blocks_for_rows(DEFAULT_BLOCKS, self._row_bytes, self._row_bytes)
         else:
             self._rows = torch.empty(shape, dtype=self.dtype, device="cpu")
-        self._bytes = rows_in_units(self._rows, torch.uint8).numpy()
+        rows = rows_in_units(self._rows, torch.uint8)
+        self._bytes: Any = rows if is_direct else rows.numpy()
         # By row: its slot, and the last batch that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
         self._held = np.full(count, -1, np.int64)
-        self._reader = RangeReader(self.file, keeps_all=count == num_rows, is_shared=is_shared)
+        self._reader: GpuDirectReader | RangeReader = GpuDirectReader(self.file) if is_direct else RangeReader(
+            self.file, keeps_all=count == num_rows, is_shared=is_shared)  # fmt: skip
         self._number, self._num_in_window, self._first_batch, self._batch = -1, 0, 0, -1
         # Rows of the window, and those of them that are still to be read.
         self._wanted: list[np.ndarray] = []

@@ -1,8 +1,8 @@
 """Foresight: batches sampled many ahead, so that their rows on disk are read once for all of them, in the file's order.
 
 A batch is a function of (seed, epoch, number), so its rows are known before it is asked for. Consecutive batches form a
-window. While the batches of one window are handed out, the next window is sampled, and its rows are read to the memory
-that batches give up. Its batches equal the batches without foresight.
+window. While the batches of one window are handed out, the next window is sampled and its rows are read. They take the
+memory that batches give up. Its batches equal the batches without foresight.
 """
 
 from __future__ import annotations
