@@ -19,6 +19,7 @@ from benchmarks.distributed.partitioning import measure_cuts, measure_partitioni
 from benchmarks.dynamic.dynamic_cases import DYNAMIC_CASES
 from benchmarks.features.disk import measure_disk_feature, measure_disk_rows, measure_disk_training
 from benchmarks.features.hot_rows import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
+from benchmarks.features.igbh_files import measure_igbh_files
 from benchmarks.features.larger_than_memory import measure_larger_than_memory
 from benchmarks.features.link_share import measure_link_share
 from benchmarks.features.sharded import measure_sharded
@@ -179,6 +180,14 @@ def models(scale: float) -> Iterator[Row]:
 def rgat(scale: float) -> Iterator[Row]:
     """Measure R-GAT of MLPerf Training over a graph of a 64th of IGBH-Full."""
     yield from measure_rgat(scale / 64, f"igbh / {64 / scale:g}")
+
+
+def igbh_files(scale: float) -> Iterator[Row]:
+    """Measure R-GAT over a graph of a 64th of IGBH-Full with rows in files: 17 GB of disk, and of host memory."""
+    is_on_gpu = torch.cuda.is_available()
+    own = (1 / 64 if is_on_gpu else 1e-4) * scale
+    size, batches = (512, 48) if is_on_gpu else (32, 12)
+    yield from measure_igbh_files(own, f"igbh / {1 / own:g}", batch_size=size, batches=batches)
 
 
 def _make_graph(scale: float) -> NodeDataset:
@@ -425,6 +434,7 @@ LONG_CASES: dict[str, Case] = {
     "accuracy": accuracy,
     "convolutions": convolutions,
     "rgat": rgat,
+    "igbh_files": igbh_files,
     "link_share": link_share,
     "whole_graphs": whole_graphs,
     "unedited": unedited,
