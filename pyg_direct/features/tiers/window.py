@@ -104,6 +104,9 @@ class RowWindow(Tier):
         # Rows of the window, and those of them that are still to be read.
         self._wanted: list[np.ndarray] = []
         self._missing: np.ndarray | None = None
+        # Slots for them: empty ones, and then those of rows that only batches of earlier windows claimed, with the last
+        # of these batches.
+        self._given = np.empty(0, np.int32), np.empty(0, np.int32)
         self._events: deque[torch.cuda.Event] = deque()
         self.num_asked = self._num_claimed = self._num_read = self._num_alone = 0
         self._counting = threading.Lock()
@@ -196,29 +199,17 @@ class RowWindow(Tier):
         """
         if number != self._number:
             return True
-        is_free = self._held < 0
         if self._missing is None:
-            wanted = np.concatenate(self._wanted)
-            self._wanted = []
-            wanted.sort()
-            missing = wanted[self._slots[wanted] < 0]
-            self._missing = self._add_passed(missing, int(np.count_nonzero(is_free)) - len(missing))
-        used = np.flatnonzero(~is_free)
-        claims = self._claims[self._held[used]]
-        used, claims = used[claims <= released], claims[claims <= released]
-        empty = np.flatnonzero(is_free)
-        count = min(len(self._missing), len(empty) + len(used))
+            self._missing = self._begin_reads()
+        places, claims = self._given
+        count = min(len(self._missing), int(np.searchsorted(claims, released, "right")))
         if count < min(len(self._missing), self._least_part):
             return False
-        part, slots = self._missing[:count], empty[:count]
-        if count > len(slots):
-            # The rows that were claimed longest ago.
-            needed = count - len(slots)
-            old = used[np.argpartition(claims, needed - 1)[:needed]]
-            self._slots[self._held[old]] = -1
-            self._held[old] = -1
-            slots = np.concatenate([slots, old])
-            slots.sort()
+        part, slots = self._missing[:count], np.sort(places[:count]).astype(np.int64)
+        self._given = places[count:], claims[count:]
+        old = self._held[slots]
+        self._slots[old[old >= 0]] = -1
+        self._held[slots] = -1
         while self._events:
             # Kernels that read rows of released batches.
             self._events.popleft().synchronize()
@@ -230,6 +221,25 @@ class RowWindow(Tier):
         self._num_read += int(np.count_nonzero(self._claims[part] >= self._first_batch))
         self._missing = self._missing[count:]
         return len(self._missing) == 0
+
+    def _begin_reads(self) -> np.ndarray:
+        """Return the rows of the window that are not in memory, ascending, and list the slots that they may take."""
+        wanted = np.concatenate(self._wanted)
+        self._wanted = []
+        wanted.sort()
+        missing = wanted[self._slots[wanted] < 0]
+        is_empty = self._held < 0
+        empty, used = np.flatnonzero(is_empty).astype(np.int32), np.flatnonzero(~is_empty).astype(np.int32)
+        claims = self._claims[self._held[used]]
+        is_old = claims < self._first_batch
+        # The rows that were claimed longest ago come first. Older ones than 16 bits count are equal, as NumPy sorts
+        # these in linear time.
+        least = max(-1, self._first_batch - np.iinfo(np.uint16).max)
+        used, claims = used[is_old], np.maximum(claims[is_old], least)
+        order = np.argsort((claims - least).astype(np.uint16), kind="stable")
+        self._given = (np.concatenate([empty, used[order]]),
+                       np.concatenate([np.full(len(empty), -1, np.int32), claims[order]]))  # fmt: skip
+        return self._add_passed(missing, len(empty) - len(missing))
 
     def _add_passed(self, rows: np.ndarray, room: int) -> np.ndarray:
         """Return the same rows with others in the pages that are read for them, as many as have empty slots."""

@@ -184,6 +184,24 @@ def test_rows_take_the_places_of_rows_of_batches_that_are_released(window_of, mo
     assert window.tell(measures_disk=False).num_rows == 500
 
 
+def test_rows_stay_in_order_after_more_batches_than_16_bits_count(window_of, monkeypatch):
+    rows = make_rows(5000)
+    window = window_of(rows, most=160)
+    for number in range(3):
+        # Nearly a window's batches apart: the first ones are too old to be told from each other.
+        base = 60_000 * number
+        claim(window, number, np.arange(50) + 1000 * number, base)
+        claim(window, number, np.arange(50, 100) + 1000 * number, base + 59_999)
+        assert window.read_ahead(number, base - 1)
+        with monkeypatch.context() as patch:
+            forbid_reads(window, patch)
+            expected = bytes_of(rows)[1000 * number + 50 : 1000 * number + 100]
+            assert torch.equal(bytes_of(take(window, base + 59_999, np.arange(50, 100) + 1000 * number)), expected)
+    # 60 places had no rows before, and the last batches stay longest.
+    assert (window._slots[2000:2100] >= 0).all()
+    assert (window._slots[1050:1100] >= 0).sum() >= (window._slots[:100] >= 0).sum()
+
+
 def test_few_places_wait_for_more(window_of):
     window = window_of(make_rows(5000), most=320)
     claim(window, 0, np.arange(10), 0)
