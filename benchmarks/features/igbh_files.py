@@ -12,6 +12,7 @@ import torch
 from torch_geometric.data import HeteroData
 
 from benchmarks.features.disk import forget
+from benchmarks.features.larger_than_memory import leave_memory
 from benchmarks.nn.rgat import FANOUTS, RGAT, make_step
 from pyg_direct.bench.limits import wait_for_gpu
 from pyg_direct.bench.result_row import Row
@@ -104,7 +105,8 @@ def measure_igbh_files(scale: float, name: str, *, batch_size: int = 512, batche
                     file = RowFile(path)
                     forget(file)
                     kept += file.is_cached([len(file.rows) // 2])
-                seconds.append(run(loader))
+                with leave_memory(int(share * num_bytes)):
+                    seconds.append(run(loader))
             reads = loader.tell().disk
             read, held = (
                 sum(numbers)
