@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
-from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors
+from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors, read_version
 from pyg_direct.nn.replay.model_call import WholeCall, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
@@ -99,7 +100,10 @@ class RecordedPasses:
         # Leaves that have a gradient, and tensors of the shapes of these gradients.
         self._reached: list[bool] = []
         self._shapes: list[Tensor] = []
+        self._reached_parameters: list[Tensor] = []
+        # Storages that are kept for backward, and the parameters among them.
         self._saved: set[int] = set()
+        self._saved_parameters: list[Tensor] = []
         self._modes: list[tuple[Any, bool]] = []
         self._autocast = (False, torch.float16)
         self._turn: weakref.ref[_Turn] | None = None
@@ -172,6 +176,9 @@ class RecordedPasses:
             if self._rules.is_graded:
                 self._graphs.append(recorder.record(self._return))
         self._made, self._leaves = [], []
+        # Others keep the gradient that they have, as in an ordinary pass.
+        self._reached_parameters = list(compress(self._parameters, self._reached))
+        self._saved_parameters = [part for part in self._parameters if part.untyped_storage()._cdata in self._saved]
         return None
 
     def _find_reason(self, model: Any, call: Any) -> str | None:
@@ -280,13 +287,13 @@ class RecordedPasses:
     def replay(self, call: Any) -> Any:
         """Return the result of the model for the copied arguments."""
         if self._rules.is_graded:
-            # Others keep the gradient that they have, as in an ordinary pass.
-            leaves = compress([*self._parameters, *self._list_learning(call)], self._reached)
-            outs = iter(_Replayed.apply(self, call, *leaves))  # type: ignore[no-untyped-call]
+            learning = compress(self._list_learning(call), self._reached[len(self._parameters) :])
+            # Bypass the `torch.func` support of `Function.apply`; its transforms do not come here.
+            outs = super(Function, _Replayed).apply(self, call, *self._reached_parameters, *learning)  # type: ignore[misc]
         else:
             self._graphs[0].replay()
-            outs = iter(self.cut(self._outs, call))
-        return fill_in(self._nest, outs)
+            outs = self.cut(self._outs, call)
+        return fill_in(self._nest, iter(outs))
 
     def _list_learning(self, call: Any) -> list[Tensor]:
         """Return the arguments of a pass that have a gradient."""
@@ -294,14 +301,14 @@ class RecordedPasses:
 
     def go_forth(self, call: Any) -> tuple[list[Tensor], _Turn]:
         """Return results of a pass in new memory."""
-        turn = _Turn(self._device, [part._version for part in self._parameters])
+        turn = _Turn(self._device, list(map(read_version, self._parameters)))
         self._graphs[0].replay()
         self._turn = weakref.ref(turn)
         return self.cut(self._outs, call), turn
 
     def go_back(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> Sequence[Tensor | None]:
         """Return gradients of the parameters and arguments that have one, in new memory."""
-        self._check_versions(turn, self._saved)
+        self._check_versions(turn, only_saved=True)
         self._turn = None
         self._spread([grads[place] for place in self._graded], call)
         self._graphs[1].replay()
@@ -313,17 +320,19 @@ class RecordedPasses:
         """Report whether the memory of a pass is still its own."""
         return self._turn is not None and self._turn() is turn
 
-    def _check_versions(self, turn: _Turn, storages: set[int] | None) -> None:
+    def _check_versions(self, turn: _Turn, *, only_saved: bool = False) -> None:
+        if list(map(read_version, self._parameters)) == turn.versions:
+            return
+        known = set(map(id, self._saved_parameters if only_saved else self._parameters))
         for parameter, version in zip(self._parameters, turn.versions, strict=True):
-            is_saved = storages is None or parameter.untyped_storage()._cdata in storages
-            if is_saved and parameter._version != version:
+            if id(parameter) in known and parameter._version != version:
                 raise RuntimeError("one of the variables needed for gradient computation has been modified by an "
                                    f"inplace operation: a parameter of shape {tuple(parameter.shape)} is at version "
                                    f"{parameter._version}; expected version {version} instead")  # fmt: skip
 
     def go_back_again(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> Sequence[Tensor | None]:
         """Return gradients by an ordinary pass with the same draws: for a second backward, or one with a graph."""
-        self._check_versions(turn, None)
+        self._check_versions(turn)
         model: Any = self._model()
         if model is None:
             raise RuntimeError("the model of a replayed pass is gone; keep it, or call accelerate(model, replay=False)")
@@ -374,13 +383,14 @@ class _Turn:
         self._generator.set_offset(self._drawn[1])
 
 
-class _Replayed(torch.autograd.Function):
+class _Replayed(Function):
     @staticmethod
     def forward(ctx: Any, recording: RecordedPasses, call: Any, *leaves: Tensor) -> tuple[Tensor, ...]:
         outs, ctx.turn = recording.go_forth(call)
         ctx.set_materialize_grads(False)
         graded = recording._graded
-        ctx.mark_non_differentiable(*[out for place, out in enumerate(outs) if place not in graded])
+        if len(graded) < len(outs):
+            ctx.mark_non_differentiable(*[out for place, out in enumerate(outs) if place not in graded])
         # Released by torch after the last backward: a kept loss holds no arguments.
         ctx.nest, tensors = call.pack()
         ctx.save_for_backward(*tensors)
