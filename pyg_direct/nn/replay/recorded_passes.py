@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import compress, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch_geometric.nn import HeteroConv
 
+from pyg_direct.nn.hetero.unused_types import TypesOfPass
 from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors, read_version
 from pyg_direct.nn.replay.model_call import WholeCall, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper
@@ -23,6 +25,8 @@ from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
 # Share of the free memory that tensors kept for backward may take twice.
 _MOST_KEPT = 1 / 4
+# Allowed difference of results of two computations of the same, for float32 and for narrower dtypes.
+_APART, _APART_IF_NARROW = 1e-3, 3e-2
 
 
 @contextmanager
@@ -60,6 +64,18 @@ def _leads_to(made: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
             return False
         nodes += [following for following, _ in node.next_functions]
     return True
+
+
+def is_near(ours: Tensor, theirs: Tensor) -> bool:
+    """Report whether results of two computations of the same are equal up to rounding."""
+    if ours.shape != theirs.shape:
+        return False
+    if not theirs.is_floating_point():
+        return torch.equal(ours, theirs)
+    narrow = ours.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(ours.device.type)
+    is_rounded = narrow or torch.get_float32_matmul_precision() != "highest"
+    apart = (ours.double() - theirs.double()).norm()
+    return bool(apart <= (_APART_IF_NARROW if is_rounded else _APART) * theirs.double().norm())
 
 
 class Rules(NamedTuple):
@@ -109,6 +125,8 @@ class RecordedPasses:
         self._turn: weakref.ref[_Turn] | None = None
         self._graphs: list[Any] = []
         self._is_trial = True
+        # Types of layers that the passes leave out.
+        self._types: TypesOfPass | None = None
 
     # What a subclass has.
 
@@ -171,7 +189,8 @@ class RecordedPasses:
         # New leaves: torch adds up a leaf's gradients on the stream of the living graph that met it first.
         with self._keeper, _own_leaves(model, self._parameters) as leaves:
             self._leaves = [*leaves, *self._learning]
-            self._graphs = [recorder.record(self._run)]
+            with nullcontext() if self._types is None else self._types.leave_out():
+                self._graphs = [recorder.record(self._run)]
             self._outs = [part.detach() for part in self._made]
             if self._rules.is_graded:
                 self._graphs.append(recorder.record(self._return))
@@ -197,8 +216,35 @@ class RecordedPasses:
                 return foreign
             traces = Traces(model, self._list_given())
             # Also results that depend on the model's arguments, which are others here.
-            return (find_wait(self._run, Exception) or traces.find() or self._find_misfit() or self._find_return()
-                    or self._find_difference(model, call))  # fmt: skip
+            reason = (find_wait(self._run, Exception) or traces.find() or self._find_misfit() or self._find_return()
+                      or self._find_difference(model, call))  # fmt: skip
+            if reason is None and not self._is_padded:
+                self._types = self._find_types(model)
+            return reason
+
+    def _find_types(self, model: Any) -> TypesOfPass | None:
+        """Find types of layers that passes can leave out; None without any."""
+        if not any(isinstance(part, HeteroConv) for part in model.modules()):
+            return None
+        types, saved = TypesOfPass(), self._saved
+        try:
+            with left_as_it_was(model, self._device), types.follow():
+                expected = self._list_results(model)
+            if types.find_unused(self._made):
+                # No such number may reach a result or a buffer.
+                with left_as_it_was(model, self._device), types.leave_out(float("nan")):
+                    found = self._list_results(model)
+                if all(map(is_near, found, expected)):
+                    return types
+        except Exception:  # Any error of a model, as about rows that have no gradient.
+            pass
+        self._saved = saved
+        return None
+
+    def _list_results(self, model: Any) -> list[Tensor]:
+        """Run forward; return its results, and what it leaves in buffers."""
+        self._run()
+        return [part.detach().clone() for part in (*self._made, *model.buffers())]
 
     def _find_foreign(self, model: Any) -> str | None:
         """Return why the tensors that forward reads, or the memory it keeps, forbid a recording; None if neither."""
