@@ -1,8 +1,8 @@
 """Types in the results of HeteroConv on which nothing in a pass depends, and which a recorded pass leaves out.
 
-A model whose loss reads the rows of one type discards the rows of other types in its last layer, and often more of them
-in the layers before. PyG computes all. `TypesOfPass` follows tensors through a trial pass and finds these types. A pass
-in its `leave_out` block computes no relation into them.
+A model whose result has one type discards the rows of other types in its last layer, and often in earlier layers too.
+PyG computes all. `TypesOfPass` follows tensors through a trial pass and finds these types. A pass in its `leave_out`
+block computes no relation into them.
 """
 
 from __future__ import annotations
