@@ -1,4 +1,4 @@
-"""Types in the results of HeteroConv on which nothing in a pass depends, and which a recorded pass leaves out.
+"""Types in the results of HeteroConv and HGTConv that a recorded pass leaves out, as nothing in it depends on them.
 
 A model whose result has one type discards the rows of other types in its last layer, and often in earlier layers too.
 PyG computes all. `TypesOfPass` follows tensors through a trial pass and finds these types. A pass in its `leave_out`
@@ -29,7 +29,7 @@ class _Rows(NamedTuple):
 
 
 class TypesOfPass:
-    """Types in the results of the HeteroConvs of a pass, by the order of their calls."""
+    """Types in the results of the layers of a pass, by the order of their calls."""
 
     def __init__(self) -> None:
         self._rows: list[_Rows] = []
@@ -83,19 +83,21 @@ class TypesOfPass:
         number, self._calls = self._calls, self._calls + 1
         return number, frozenset(() if self._follower is not None else self._unused.get(number, ()))
 
-    def end_call(self, number: int, out: dict[str, Tensor]) -> dict[str, Tensor]:
+    def end_call(self, number: int, out: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
         """Return the results of a layer's call with rows in the place of types that were left out."""
         if self._follower is not None:
             self._kinds[number] = list(out)
             for kind, rows in out.items():
-                self._follower.mark(rows, len(self._rows))
-                self._rows.append(_Rows(number, kind, rows.shape, rows.dtype, rows.device))
+                # HGTConv gives no rows to some types without edges.
+                if rows is not None:
+                    self._follower.mark(rows, len(self._rows))
+                    self._rows.append(_Rows(number, kind, rows.shape, rows.dtype, rows.device))
             return out
         unused = self._unused.get(number)
         if not unused:
             return out
         return {kind: torch.full(unused[kind].shape, self._value, dtype=unused[kind].dtype, device=unused[kind].device)
-                if kind in unused else out[kind] for kind in self._kinds[number]}  # fmt: skip
+                if kind in unused else out.get(kind) for kind in self._kinds[number]}  # fmt: skip
 
 
 class _Current(threading.local):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch_geometric.nn import HeteroConv
+from torch_geometric.nn import HeteroConv, HGTConv
 
 from pyg_direct.nn.hetero.unused_types import TypesOfPass
 from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors, read_version
@@ -125,8 +125,9 @@ class RecordedPasses:
         self._turn: weakref.ref[_Turn] | None = None
         self._graphs: list[Any] = []
         self._is_trial = True
-        # Types of layers that the passes leave out.
+        # Types of layers that the passes leave out, and leaves whose gradient is zero without these.
         self._types: TypesOfPass | None = None
+        self._zeroed: list[bool] = []
 
     # What a subclass has.
 
@@ -224,7 +225,7 @@ class RecordedPasses:
 
     def _find_types(self, model: Any) -> TypesOfPass | None:
         """Find types of layers that passes can leave out; None without any."""
-        if not any(isinstance(part, HeteroConv) for part in model.modules()):
+        if not any(isinstance(part, (HeteroConv, HGTConv)) for part in model.modules()):
             return None
         types, saved = TypesOfPass(), self._saved
         try:
@@ -235,6 +236,11 @@ class RecordedPasses:
                 with left_as_it_was(model, self._device), types.leave_out(float("nan")):
                     found = self._list_results(model)
                 if all(map(is_near, found, expected)):
+                    before = self._reached
+                    if self._rules.is_graded:
+                        self._return()
+                    self._zeroed = [was and not is_reached
+                                    for was, is_reached in zip(before, self._reached, strict=True)]  # fmt: skip
                     return types
         except Exception:  # Any error of a model, as about rows that have no gradient.
             pass
@@ -322,6 +328,10 @@ class RecordedPasses:
         # As without a caller's autocast, which is how a loop runs backward.
         with torch.autocast(self._device.type, enabled=False):
             found = torch.autograd.grad(made, self._leaves, self._grads, allow_unused=True)
+        if any(self._zeroed):
+            # Autograd would lead there through memory that relations share, such as rows of all types.
+            found = tuple([torch.zeros_like(leaf) if is_zero else part
+                           for part, leaf, is_zero in zip(found, self._leaves, self._zeroed, strict=True)])  # fmt: skip
         dense = [part for part in found if part is not None and part.layout is torch.strided]
         self._gradients, self._reached = list(found), [part is not None for part in found]
         # Gradients of a trial are checked.

@@ -1,11 +1,11 @@
-"""Types in the results of HeteroConv that nothing in a pass reads: recorded passes leave them out, and nothing else."""
+"""Types in the results of HeteroConv and HGTConv that nothing in a pass reads: recorded passes leave them out, and nothing else."""
 
 import copy
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch_geometric.nn import BatchNorm, GATConv, HeteroConv, SAGEConv
+from torch_geometric.nn import BatchNorm, GATConv, HeteroConv, HGTConv, SAGEConv
 
 from pyg_direct import accelerate
 from pyg_direct.nn.hetero.unused_types import TypesOfPass
@@ -81,7 +81,7 @@ def learn(model, given, epochs=12):
         optimizer.zero_grad()
         out = model(*given)
         out, *more = out if isinstance(out, tuple) else (out,)
-        loss = F.cross_entropy(out, torch.arange(len(out)) % CLASSES) + sum(part.sum() for part in more)
+        loss = F.cross_entropy(out, torch.arange(len(out)) % CLASSES) + sum(part.square().mean() for part in more)
         loss.backward()
         del out, more
         seen += [loss.detach(), *(part.grad for part in model.parameters())]
@@ -130,6 +130,35 @@ def test_types_that_no_result_needs_are_left_out(counts, given, kind):
     assert list_unused(replay) == [[[], ["b", "c"]]] * 2
     assert [name for name, _ in pruned] == ["_run", "_return", "_run"]
     assert all(few < many for (_, few), (_, many) in zip(pruned, counts, strict=True))
+
+
+class Attends(torch.nn.Module):
+    """As PyG's `hgt_dblp.py`."""
+
+    def __init__(self, use=None):
+        super().__init__()
+        self.lins = torch.nn.ModuleDict({key: torch.nn.Linear(6, 8) for key in SIZES})
+        self.conv, self.last = HGTConv(8, 8, (list(SIZES), RELATIONS), heads=2), torch.nn.Linear(8, CLASSES)
+        self.use = use
+
+    def forward(self, x_dict, edge_index_dict):
+        rows = {key: self.lins[key](x).relu() for key, x in x_dict.items()}
+        found = self.conv(rows, edge_index_dict)
+        out = self.last(found["b"])
+        return (out, found["a"], found["c"]) if self.use == "both" else out
+
+
+def test_attention_leaves_out_types_and_keeps_their_gradients_of_zero(counts, given):
+    replay = compare(Attends(), given)
+    pruned = list(counts)
+    counts.clear()
+    compare(Attends("both"), given)
+
+    assert [types[0] for types in list_unused(replay)] == [["a", "c"]] * 2
+    assert all(few < many for (_, few), (_, many) in zip(pruned, counts, strict=True))
+    # Rows of all types lie in one tensor.
+    steps = replay._passes[True, True].recording
+    assert any(steps._zeroed)
 
 
 @pytest.mark.usefixtures("counts")
