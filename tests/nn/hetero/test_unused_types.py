@@ -1,4 +1,4 @@
-"""Types in the results of HeteroConv and HGTConv that nothing in a pass reads: recorded passes leave them out, and nothing else."""
+"""Types in the results of layers that nothing in a pass reads: recorded passes leave them out, and nothing else."""
 
 import copy
 
