@@ -53,7 +53,7 @@ from benchmarks.nn.first_layer import measure_first_layer
 from benchmarks.nn.inference import inference
 from benchmarks.nn.models import measure_accelerated_steps, measure_epochs
 from benchmarks.nn.relational import measure_relations as measure_relational_layers
-from benchmarks.nn.rgat import measure_rgat
+from benchmarks.nn.rgat import measure_rgat, measure_rgat_on_host
 from benchmarks.nn.typed_steps import measure_typed_steps
 from benchmarks.nn.unedited import measure_unedited
 from benchmarks.nn.whole_graphs import measure_whole_graphs
@@ -179,6 +179,12 @@ def models(scale: float) -> Iterator[Row]:
 def rgat(scale: float) -> Iterator[Row]:
     """Measure R-GAT of MLPerf Training over a graph of a 64th of IGBH-Full."""
     yield from measure_rgat(scale / 64, f"igbh / {64 / scale:g}")
+
+
+def rgat_host(scale: float) -> Iterator[Row]:
+    """Measure R-GAT over a 32nd of IGBH-Full, with fp8 rows in GPU memory and in host memory."""
+    resolve_device("cuda")
+    yield from measure_rgat_on_host(scale / 32, f"igbh / {32 / scale:g}")
 
 
 def _make_graph(scale: float) -> NodeDataset:
@@ -425,6 +431,7 @@ LONG_CASES: dict[str, Case] = {
     "accuracy": accuracy,
     "convolutions": convolutions,
     "rgat": rgat,
+    "rgat_host": rgat_host,
     "link_share": link_share,
     "whole_graphs": whole_graphs,
     "unedited": unedited,

@@ -60,9 +60,10 @@ class RGAT(torch.nn.Module):
 
     def forward(self, batch: HeteroData) -> torch.Tensor:
         """Compute scores of the seeds, `[B, C]`."""
-        # Rows come in the precision in which they are stored.
-        x = {kind: rows.to(self.last.weight.dtype) for kind, rows in batch.x_dict.items()}
-        edges = batch.edge_index_dict
+        x, edges = batch.x_dict, batch.edge_index_dict
+        # Rows come in the precision in which they are stored, which autocast widens where a product first reads them.
+        if not torch.is_autocast_enabled(self.last.weight.device.type):
+            x = {kind: rows.to(self.last.weight.dtype) for kind, rows in x.items()}
         for number, layer in enumerate(self.layers):
             x, edges, _ = trim_to_layer(number, batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict, x, edges)
             x = {kind: F.relu(rows) for kind, rows in layer(x, edges).items()}

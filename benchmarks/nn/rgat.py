@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -131,3 +133,50 @@ def measure_rgat(scale: float, name: str, *, sizes: tuple[int, ...] = (512, 1024
             if device == "cuda":
                 yield Row.of(case, f"{way}, peak memory", "GiB", [(torch.cuda.max_memory_allocated() - held) / _GB])
             del fast, step
+
+
+def measure_rgat_on_host(scale: float, name: str, *, size: int = 1024, batches: int = 60, warm_up: int = 40,
+                         cache: str = "20%") -> Iterator[Row]:  # fmt: skip
+    """Measure training steps over fp8 rows in GPU memory, and in host memory with the hottest of them in GPU memory.
+
+    The GPU holds the graph and its rows first, and the host then holds the rows.
+
+    Args:
+        scale: Factor on IGBH-Full.
+        name: Name of the graph.
+        size: Seeds of a batch.
+        batches: Steps measured for each way.
+        warm_up: Steps before these, in which passes are recorded.
+        cache: Share of the rows that GPU memory holds.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    num_features, num_classes, hidden = (1024, 2983, _HIDDEN) if device == "cuda" else (32, 19, 32)
+    data = synthetic_igbh(scale, device=device, dtype=torch.float8_e4m3fn, num_features=num_features,
+                          num_classes=num_classes)  # fmt: skip
+    model = RGAT(data, num_classes, hidden)
+    seeds = data["paper"].train_idx.cpu()
+    size = min(size, len(seeds))
+    case = f"models/{name}/R-GAT, fp8 rows, {size} seeds"
+    medians = []
+    ways: dict[str, dict[str, Any]] = {
+        "rows in GPU memory": {"placement": "cuda"},
+        f"rows in host memory, {cache} cached": {"placement": "unified", "topology_placement": "cuda",
+                                                 "feature_cache": cache},
+    }  # fmt: skip
+    for way, options in ways.items():
+        if options["placement"] == "unified":
+            data = data.to("cpu")
+            if device == "cuda":
+                torch.cuda.empty_cache()
+        loader = NeighborLoader(data, FANOUTS, ("paper", seeds), batch_size=size, shuffle=True, drop_last=True, seed=0,
+                                **(options if device == "cuda" else {}))  # fmt: skip
+        fast = copy.deepcopy(model).to(device)
+        accelerate(fast)
+        step = make_step(fast)
+        run_steps(without_end(loader), step, warm_up, 2)
+        times = run_steps(without_end(loader), step, batches)
+        yield Row.of(case, way, "k seeds/s", [size / ms for ms in times])
+        medians.append(median(times))
+        del loader, fast, step
+        gc.collect()
+    yield Row.of(case, "rows in host memory over rows in GPU memory, seeds/s", "x", [medians[0] / medians[1]])

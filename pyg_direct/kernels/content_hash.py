@@ -2,8 +2,9 @@
 
 The high half of a word is folded into its low half before, so that changes of signs count in many bits of the product.
 A changed word, or a swap of two, almost certainly changes the sum. The odd number is a product: one number for the
-position within a block of `BLOCK` words, and one for the block. So NumPy needs few steps. Both are mixed as by
-the first half of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014). Sums are equal for any number of threads.
+position within a block of `BLOCK` words, and one for the block. So the former are mixed once, and NumPy needs few
+steps. Both are mixed as by the first half of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014). Sums are equal for any
+number of threads.
 """
 
 from __future__ import annotations
@@ -25,38 +26,41 @@ def mix_place(place):
 
 
 @body
-def sum_block(words, begin, end, offset):
+def sum_block(words, begin, end, offset, factors):
     """Sum the products of the words [begin, end) of one block, whose first word is `offset`; without its own factor."""
     # From 0: an index that could be negative, counted from the end, would prevent vector instructions.
     own, total = words[begin:end], np.uint64(0)
-    first = np.uint64(begin - offset)
+    odd = factors[begin - offset : end - offset]
     for i in range(own.shape[0]):
-        total += (own[i] ^ (own[i] >> np.uint64(32))) * (mix_place(first + np.uint64(i)) | np.uint64(1))
+        total += (own[i] ^ (own[i] >> np.uint64(32))) * odd[i]
     return total
 
 
 @body
-def sum_piece(words, begin, end):
+def sum_piece(words, begin, end, factors):
     """Sum the products of the words [begin, end)."""
     total = np.uint64(0)
     for offset in range(begin // BLOCK * BLOCK, end, BLOCK):
-        own = sum_block(words, max(begin, offset), min(end, offset + BLOCK), offset)
+        own = sum_block(words, max(begin, offset), min(end, offset + BLOCK), offset, factors)
         total += own * (mix_place(offset) | np.uint64(1))
     return total
 
 
 @cpu_kernel
-def sum_all_cpu(words, sums):
-    """Add up the products, uint64 `[n]`; each chunk's sum goes to `sums`, uint64 `[C]`."""
+def sum_all_cpu(words, factors, sums):
+    """Add up the products, uint64 `[n]`; each chunk's sum goes to `sums`, uint64 `[C]`.
+
+    `factors` are the odd numbers of the positions within a block, uint64 `[BLOCK]`.
+    """
     chunks = sums.shape[0]
     share = (words.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
         begin = min(c * share, words.shape[0])
-        sums[c] = sum_piece(words, begin, min(begin + share, words.shape[0]))
+        sums[c] = sum_piece(words, begin, min(begin + share, words.shape[0]), factors)
 
 
 @cpu_kernel
-def sum_some_cpu(words, pieces, length, sums):
+def sum_some_cpu(words, pieces, length, factors, sums):
     """As `sum_all_cpu`, for `pieces` runs of `length` words: one at a random position in each equal part of the
     words.
     """
@@ -66,5 +70,5 @@ def sum_some_cpu(words, pieces, length, sums):
         total = np.uint64(0)
         for p in range(min(c * share, pieces), min((c + 1) * share, pieces)):
             first = p * part + np.int64(mix_place(p) % np.uint64(part - length + 1))
-            total += sum_piece(words, first, first + length)
+            total += sum_piece(words, first, first + length, factors)
         sums[c] = total

@@ -62,7 +62,9 @@ class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
         seed: Seed of shuffling; with it, batches are a function of seed, epoch and number. None takes a seed from
             torch's generator.
         prefetch: Batches prepared ahead; None is 1 on a GPU, and 0 on a CPU: there, making a batch takes less time than
-            a thread's hand-over.
+            a thread's hand-over. If a GPU holds the store, up to 16 batches are made together by one launch. Together
+            they take at most 32 MiB and a 16th of the free memory, and each has memory of its own. With samplers of the
+            program, or attributes that no kernel joins, each batch is made alone.
         ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `sampler`, `batch_sampler`, `drop_last` and
             `generator`. Options of workers are absorbed, unless graphs are made one by one.

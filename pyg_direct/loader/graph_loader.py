@@ -6,22 +6,33 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch_geometric.loader import DynamicBatchSampler, ImbalancedSampler
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
 from pyg_direct.loader.arguments import check_batch_size, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, make_batch
-from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.batch_sampler import Seeds, can_share
 from pyg_direct.loader.collate.graph_columns import move_all
 from pyg_direct.loader.collate.graph_sources import OneByOneError, Source, read_source
 from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
-from pyg_direct.loader.profiler import EpochRecord
+from pyg_direct.loader.prefetch.graph_groups import GraphGroups, Made
+from pyg_direct.loader.profiler import EpochRecord, Stages
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.profiling import show_bytes
 from pyg_direct.progress import announce
@@ -31,6 +42,9 @@ from pyg_direct.typing import Device
 
 # Graphs per batch that are checked for writes while an epoch runs.
 _LOOKED_AT = 2
+# Samplers that draw from torch's generator when an epoch begins, and later only from generators of their own.
+_DRAW_AT_ONCE = (DistributedSampler, ImbalancedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler,
+                 WeightedRandomSampler)  # fmt: skip
 
 
 class Collection(Protocol):
@@ -51,6 +65,19 @@ class Collection(Protocol):
 
     def collate(self, numbers: Tensor) -> Any:
         """Build the batch of these graphs, int64 `[B]` on the CPU."""
+
+
+class GroupCollection(Collection, Protocol):
+    """All graphs of a data set, of which a GPU may make several batches together.
+
+    Attributes:
+        makes_groups: True if it does now.
+    """
+
+    makes_groups: bool
+
+    def collate_group(self, batches: Sequence[Tensor], most_bytes: int) -> list[Made]:
+        """Make the first batches, as many as take `most_bytes` on the GPU, and at least one."""
 
 
 class GraphLoader(EpochLoader):
@@ -186,7 +213,40 @@ class GraphLoader(EpochLoader):
         if record is None and self.prefetch == 0 and self.device.type == "cpu":
             return (self._fetch(None, number, seeds) if self._is_written(graphs, seeds) else
                     graphs.collate(seeds.nodes) for number, seeds in batches)  # fmt: skip
+        if self.prefetch > 0 and getattr(graphs, "makes_groups", False) and self._draws_at_once():
+            return self._work_in_groups(cast(GroupCollection, graphs), batches, record)
         return self._work_ahead(graphs, key, batches, record)
+
+    def _draws_at_once(self) -> bool:
+        """Check that a program cannot see how far ahead its sampler is drawn from."""
+        if can_share(self):  # type: ignore[arg-type]
+            return True
+        batching, sampler = self.batch_sampler, self.sampler  # type: ignore[attr-defined]
+        if type(batching) is DynamicBatchSampler:
+            return batching.dataset is self.dataset
+        is_known = type(batching) is BatchSampler and type(sampler) in _DRAW_AT_ONCE
+        return is_known and getattr(sampler, "generator", None) is None
+
+    def _work_in_groups(self, graphs: GroupCollection, batches: Iterator[tuple[int, Seeds]],
+                        record: EpochRecord | None) -> Iterator[Any]:  # fmt: skip
+        """Iterate over batches of a collated data set that a GPU makes in groups; see `_work_ahead`."""
+
+        def make(sample: Any, number: int, work: Sequence[tuple[int, Seeds]], most_bytes: int) -> list[Made]:
+            if self._joins_late:
+                return [(None, [])] * len(work)
+            return graphs.collate_group([seeds.nodes for _, seeds in work], most_bytes)
+
+        fetch = make
+        if record is not None:
+            # The times of a group count for its first batch.
+            fetch = record.around(Stages(self._submit, lambda pending, number: pending, make)).fetch
+        groups = GraphGroups(batches, lambda work, most: fetch(None, work[0][0], work, most), self.device)
+        for number, seeds, batch in groups:
+            if self._is_written(graphs, seeds):
+                yield self._fetch(None, number, seeds)
+            else:
+                yield batch
+            del batch
 
     def _work_ahead(self, graphs: Collection, key: EpochKey, batches: Iterator[tuple[int, Seeds]],
                     record: EpochRecord | None) -> Iterator[Any]:  # fmt: skip

@@ -92,6 +92,50 @@ def multiply_tall(rows: Tensor, wide: Tensor) -> Tensor:
         return total + multiply_exactly(rows[length * pieces :].t(), wide[length * pieces :])
 
 
+def multiply_heads(rows: Tensor, weight: Tensor) -> Tensor:
+    """Multiply rows of several heads `[N, H, I]` by the matrix of each, `[H, I, O]`; returns `[H, N, O]`.
+
+    The gradient of each matrix is small, and a sum over all rows. By torch a GPU computes it in as many tiles as there
+    are heads: on an H200 in 1.9 ms for 8 heads of 32 numbers and 100,000 rows. Here it adds up pieces of the rows.
+    """
+    if torch.is_autocast_enabled(rows.device.type):
+        dtype = torch.get_autocast_dtype(rows.device.type)
+        rows, weight = rows.to(dtype), weight.to(dtype)
+    if runs_on_gpu(rows) and rows.dtype == weight.dtype and weight.requires_grad and torch.is_grad_enabled():
+        made: Tensor = _Heads.apply(rows, weight)
+        return made
+    return torch.bmm(rows.transpose(0, 1), weight)
+
+
+class _Heads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return torch.bmm(rows.transpose(0, 1), weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        to_rows = torch.bmm(grad, weight.transpose(1, 2)).transpose(0, 1) if ctx.needs_input_grad[0] else None
+        return to_rows, _pull_heads(rows, grad) if ctx.needs_input_grad[1] else None
+
+
+def _pull_heads(rows: Tensor, grad: Tensor) -> Tensor:
+    """Multiply the transpose of each head's rows `[N, H, I]` by gradients `[H, N, O]`: `[H, I, O]`."""
+    (count, heads, width), length = rows.shape, grad.shape[2]
+    tiles = heads * -(-width // _TILE) * -(-length // _TILE)
+    pieces = min(count // _LEAST_PIECE, -(-_ENOUGH_TILES // tiles))
+    # What torch differentiates again goes by its own functions.
+    if pieces < 2 or torch.is_grad_enabled():
+        return torch.bmm(rows.permute(1, 2, 0), grad)
+    whole = count // pieces * pieces
+    parts = rows[:whole].transpose(0, 1).reshape(heads * pieces, -1, width)
+    pulled = torch.bmm(parts.transpose(1, 2), grad[:, :whole].reshape(heads * pieces, -1, length))
+    total = pulled.view(heads, pieces, width, length).sum(1, dtype=torch.promote_types(grad.dtype, torch.float32))
+    total = total.to(grad.dtype)
+    return total if whole == count else torch.baddbmm(total, rows[whole:].permute(1, 2, 0), grad[:, whole:])
+
+
 def add_up(grad: Tensor) -> Tensor:
     """Sum the rows of a gradient, which gives the gradient of a bias."""
     return torch.mv(grad.t(), _find_ones(grad)) if runs_on_gpu(grad) else grad.sum(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -124,9 +125,9 @@ def _sum_bytes(flat: Tensor, pieces: int, whole_bytes: int) -> int:
     with threads_for(looked_at):
         sums = np.empty(cpu_chunks(), np.uint64)
         if is_whole:
-            run_cpu(kernels.sum_all_cpu, words, sums)
+            run_cpu(kernels.sum_all_cpu, words, _list_factors(), sums)
         else:
-            run_cpu(kernels.sum_some_cpu, words, pieces, _LENGTH, sums)
+            run_cpu(kernels.sum_some_cpu, words, pieces, _LENGTH, _list_factors(), sums)
     return int(sums.sum()) + tail
 
 
@@ -146,14 +147,22 @@ def _sum_by_numpy(words: np.ndarray, pieces: int, is_whole: bool) -> int:
         places = (firsts[:, None] + np.arange(_LENGTH, dtype=np.uint64)).reshape(-1)
         inner, own = places % np.uint64(block), words[places.astype(np.int64)]
         return int(((own ^ (own >> np.uint64(32))) * (_mix(inner) | one) * (_mix(places - inner) | one)).sum())
-    folded, factors = np.empty(block, np.uint64), _mix(np.arange(min(block, len(words)), dtype=np.uint64)) | one
+    folded, factors = np.empty(block, np.uint64), _list_factors()
     for begin in range(0, len(words), block):
         own = words[begin : begin + block]
         now = np.right_shift(own, np.uint64(32), out=folded[: len(own)])
         np.bitwise_xor(now, own, out=now)
-        total += int(np.dot(now, factors[: len(own)])) * (int(_mix(np.array([begin], np.uint64))[0]) | 1)
+        # In less time than by `np.dot`, which takes integers one by one.
+        np.multiply(now, factors[: len(own)], out=now)
+        total += int(now.sum()) * (int(_mix(np.array([begin], np.uint64))[0]) | 1)
     # It wraps around, as the sums of the loops do.
     return total % 2**64
+
+
+@functools.cache
+def _list_factors() -> np.ndarray:
+    """List the odd numbers of the positions within a block, uint64 `[BLOCK]`."""
+    return _mix(np.arange(kernels.BLOCK, dtype=np.uint64)) | np.uint64(1)
 
 
 def _mix(places: np.ndarray) -> np.ndarray:

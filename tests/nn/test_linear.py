@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from pyg_direct.nn import linear
-from pyg_direct.nn.linear import add_up, multiply, multiply_exactly, multiply_tall
+from pyg_direct.nn.linear import add_up, multiply, multiply_exactly, multiply_heads, multiply_tall
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from tests.nn.convolutions import assert_near
 
@@ -107,3 +107,43 @@ def test_tall_products_take_pieces_and_are_not_rounded(real_device, rows, count,
     tolerance = {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(rows, 1e-5)
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=5 * tolerance)
     torch.testing.assert_close(exact.double(), expected, rtol=tolerance, atol=1e-4 if is_split else 5 * tolerance)
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """Take the path of a GPU on any device."""
+    monkeypatch.setattr(linear, "runs_on_gpu", lambda rows: True)
+    monkeypatch.setattr(linear, "_LEAST_PIECE", 16)
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 64, 331])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_heads_equal_torch(real_device, in_pieces, count, is_whole):
+    rows = torch.randn(count, 3, 8, dtype=torch.float64, device=real_device)
+    # Also rows that are part of wider ones.
+    rows = (rows if is_whole else rows[:, :, 2:7]).requires_grad_()
+    weight = torch.randn(3, rows.shape[2], 5, dtype=torch.float64, device=real_device, requires_grad=True)
+    grad = torch.randn(count, 3, 5, dtype=torch.float64, device=real_device).transpose(0, 1)
+    expected = torch.bmm(rows.transpose(0, 1), weight)
+
+    got = multiply_heads(rows, weight)
+
+    parts = [rows, weight]
+    assert_near([got, *torch.autograd.grad(got, parts, grad)], [expected, *torch.autograd.grad(expected, parts, grad)])
+    assert torch.autograd.gradgradcheck(multiply_heads, [part.detach().requires_grad_() for part in parts])
+
+
+def test_heads_under_autocast_are_as_near_as_those_of_torch(real_device, in_pieces):
+    rows = torch.randn(900, 2, 4, device=real_device)
+    weight = torch.randn(2, 4, 3, device=real_device, requires_grad=True)
+    grad = torch.randn(2, 900, 3, device=real_device)
+    (exact,) = torch.autograd.grad(torch.bmm(rows.transpose(0, 1), weight), weight, grad)
+    errors = []
+    for compute in (lambda: torch.bmm(rows.transpose(0, 1), weight), lambda: multiply_heads(rows, weight)):
+        with torch.autocast(real_device.type, torch.bfloat16):
+            made = compute()
+        assert made.dtype == torch.bfloat16
+        (found,) = torch.autograd.grad(made, weight, grad.bfloat16())
+        errors.append(float((found - exact).norm() / exact.norm()))
+
+    assert errors[1] <= 1.5 * errors[0] + 1e-3

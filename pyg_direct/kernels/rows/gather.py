@@ -23,8 +23,8 @@ masks.
 is int64 `[G, 2 * K]`: the first row of each graph in each group of tables, then its rows in each. `ptr` is int64
 `[K, B + 1]`: the first row of each graph of the batch, and the end.
 
-`collate_graphs_gpu` does so for all columns of a batch in one launch. `words` is int64: the columns, then lists that
-they point to. See `Column` of `ops/rows/graph_rows.py`.
+`collate_graphs_gpu` does so for all columns of a batch, or of several batches, in one launch. `words` is int64: the
+columns, then lists that they point to. See `Column` of `ops/rows/graph_rows.py`.
 
 `scatter_*` write rows into a table by id. Rows are lists of items; each id comes once, so that no row is written twice.
 """
@@ -573,26 +573,29 @@ def copy_graphs_cpu(numbers, spans, ptr, columns):
 
 
 # Numbers of a column in `words`, and kinds of columns.
-COLUMN = 11
+COLUMN = 12
 COPIED, SHIFTED, NUMBERED, LISTED = 0, 1, 2, 3
 # Threads that copy the rows of a graph together.
 LANES = 32
 
 
 @gpu_kernel("i8[] i8 i8", sources=("narrow",))
-def collate_graphs_gpu(words, count, columns):
-    """A few lanes for each graph and column. Lists begin behind the columns."""
+def collate_graphs_gpu(words, most, columns):
+    """A few lanes for each graph and column, whose batch has at most `most` graphs. Lists begin behind the columns."""
     none, lists = np.uint64(0), columns * COLUMN
     lane = np.int64(cuda.threadIdx.x % LANES)
     pair = (np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x) // LANES
-    while pair < count * columns:
-        column = pair // count
-        b = pair - column * count
+    while pair < most * columns:
+        column = pair // most
+        b = pair - column * most
         at = column * COLUMN
         out, table, kind = np.uint64(words[at]), np.uint64(words[at + 1]), words[at + 2]
         firsts, ptr, width = lists + words[at + 3], lists + words[at + 4], words[at + 6]
+        count = words[at + 9]
         place, rows, total = b, np.int64(1), count
-        if words[at + 4] >= 0:
+        if b >= count:
+            rows = np.int64(0)
+        elif words[at + 4] >= 0:
             place, total = words[ptr + b], words[ptr + count]
             rows = words[ptr + b + 1] - place
         if kind == LISTED:
@@ -600,21 +603,21 @@ def collate_graphs_gpu(words, count, columns):
             i = b * LANES + lane
             while i < words[at + 7]:
                 shift_number(out, i, none, np.int64(0), words[firsts + i])
-                i += count * LANES
+                i += most * LANES
         elif kind == NUMBERED:
             i = lane
             while i < rows:
                 shift_number(out, place + i, none, np.int64(0), b)
                 i += LANES
-        else:
+        elif rows > 0:
             for line in range(words[at + 7]):
                 to = (line * total + place) * width
                 source = (line * words[at + 8] + words[firsts + b]) * width
                 i = lane
                 while i < rows * width:
                     if kind == SHIFTED:
-                        shifts = lists + words[at + 9]
-                        shift_number(out, to + i, table, source + i, words[shifts + line * words[at + 10] + b])
+                        shifts = lists + words[at + 10]
+                        shift_number(out, to + i, table, source + i, words[shifts + line * words[at + 11] + b])
                     else:
                         copy_items(to + i, source + i, table, none, none, none, out, none, none, none,
                                    np.int32(words[at + 5]), np.int32(0), np.int32(0), np.int32(0))  # fmt: skip

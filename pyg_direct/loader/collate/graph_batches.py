@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_direct.errors import IdError
+from pyg_direct.loader.collate.batches_together import BatchesTogether, close_batch, collate_alone
 from pyg_direct.loader.collate.data import copy_data
 from pyg_direct.loader.collate.graph_collation import GraphStore, read_stores
 from pyg_direct.loader.collate.graph_columns import Chosen
@@ -25,6 +26,8 @@ from pyg_direct.runtime.host.tensor_views import version_of
 
 # Copies on GPUs by their source tensor, kept while a loader uses them.
 _COPIES: weakref.WeakValueDictionary[tuple[int, int, str], Tensor] = weakref.WeakValueDictionary()
+# Devices on which several batches are made together.
+_TOGETHER_ON = ("cuda",)
 # Attributes of a graph with storages only: an empty one can be copied.
 _STORES = {"_store", "_global_store", "_node_store_dict", "_edge_store_dict", "_tensor_attr_cls", "_edge_attr_cls"}
 
@@ -55,6 +58,7 @@ class GraphCollection:
         if source.count and len(source.used):
             self._stores, self._spans = read_stores(source, self._orders[0])
         self._templates: list[Any] = [None] * len(self._orders)
+        self._together: BatchesTogether | None = None
 
     def count_bytes(self) -> int:
         """Count the bytes of the joined values."""
@@ -62,7 +66,7 @@ class GraphCollection:
 
     def place(self, device: torch.device) -> None:
         """Move the joined values, and later batches, to a device."""
-        self.device = device
+        self.device, self._together = device, None
         for store in self._stores.values():
             for column in store.columns.values():
                 column.place(lambda table: copy_once(table, device))
@@ -79,45 +83,60 @@ class GraphCollection:
         with LoopChoice() as is_by_loops:
             return self._join(Chosen(numbers, self._spans, self.device, self.source.keep_graph, is_by_loops))
 
-    def _join(self, chosen: Chosen) -> Any:
+    @property
+    def makes_groups(self) -> bool:
+        """True if several batches can be made together, by a kernel."""
+        if self._together is None or not self._together.is_current():
+            self._together = None
+            device = self.device
+            if device is not None and device.type in _TOGETHER_ON and BatchesTogether.can_make(self._stores):
+                self._together = BatchesTogether(self._stores, self._spans, self._follow, device)
+        return self._together is not None
+
+    def collate_group(self, batches: Sequence[Tensor], most_bytes: int) -> list[tuple[Any, list[Tensor]]]:
+        """Make the first batches together, as many as take `most_bytes` on the GPU, and at least one.
+
+        Args:
+            batches: Numbers of the graphs of each batch, int64 `[B]` on the CPU.
+
+        Returns:
+            (batch, tensors that own its memory) of each.
+        """
+        sizes = list(map(len, batches))
+        # An empty batch is refused at its turn.
+        end = sizes.index(0) if 0 in sizes else len(sizes)
+        if end == 0 or not self.makes_groups:
+            return [(self.collate(batches[0]), [])]
+        assert self._together is not None
+        return self._together.make(batches[:end], most_bytes, self._open, self.source.keep_graph)
+
+    def _open(self, chosen: Chosen) -> tuple[Any, Any]:
+        """Make a batch without attributes: (batch, order of its attributes)."""
         place = 0 if self._order_of is None else self._order_of[int(chosen.numbers[0])]
-        batch = self._open_batch(place, chosen)
+        return self._open_batch(place, chosen), self._orders[place]
+
+    def _join(self, chosen: Chosen) -> Any:
+        batch, order = self._open(chosen)
         all_slices: dict[Any, Any] = {}
         all_increments: dict[Any, Any] = {}
-        for key, names in self._orders[place]:
+        for key, names in order:
             slices, increments = (all_slices, all_increments) if key is None else ({}, {})
             self._fill(find_store(batch, key), self._stores[key], names, chosen, slices, increments)
             if key is not None and slices:
                 all_slices[key], all_increments[key] = slices, increments
         if chosen.rows is not None:
             chosen.rows.finish()
-        # PyG's own setters take as long as a gather.
-        find_store(batch, None).__dict__.update(_num_graphs=chosen.count, _slice_dict=all_slices,
-                                                _inc_dict=all_increments)  # fmt: skip
+        close_batch(batch, chosen.count, all_slices, all_increments)
         return batch
 
     def _fill(self, target: Any, store: GraphStore, names: Sequence[str], chosen: Chosen, slices: dict[str, Any],
               increments: dict[str, Any]) -> None:  # fmt: skip
         """Write the attributes of one storage in PyG's order."""
-        mapping = target._mapping
         for name in names:
-            if name == "num_nodes":
-                assert store.num_nodes is not None
-                values = [store.num_nodes[number] for number in chosen.listed]
-                target._num_nodes = values
-                mapping[name] = sum(values)
-                continue
-            if name in SPECIAL:
-                continue
-            column = store.columns[name]
-            mapping[name], slices[name], increments[name] = column.collate(chosen)
-            if name in self._follow:
-                batch, ptr = column.follow(chosen, slices[name])
-                for suffix, value in (("batch", batch), ("ptr", ptr)):
-                    # PyG's storages drop None.
-                    target[f"{name}_{suffix}"] = value
+            if name == "num_nodes" or name not in SPECIAL:
+                collate_alone(target, name, store, chosen, slices, increments, self._follow)
         if store.nodes is not None:
-            mapping["batch"], mapping["ptr"] = chosen.batch_and_ptr(store.nodes)
+            target._mapping["batch"], target._mapping["ptr"] = chosen.batch_and_ptr(store.nodes)
 
     def _open_batch(self, place: int, chosen: Chosen) -> Any:
         """Make a batch without attributes."""

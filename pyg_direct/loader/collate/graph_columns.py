@@ -6,6 +6,7 @@ A column returns the result of PyG's `collate` for the attribute: (value, slices
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -26,47 +27,53 @@ class Chosen:
         spans: First row of each graph in each group of tables, then its number of rows in each, int64 `[G, 2 * K]` on
             the CPU.
         is_by_loops: On a CPU, let loops copy rows instead of torch.
-
-    Attributes:
-        rows: The reader by CPU loops or a kernel, which `finish` completes; None if torch gathers rows.
     """
 
     def __init__(self, numbers: Tensor, spans: Tensor, device: torch.device, make_graph: Callable[[int], Any],
                  is_by_loops: bool) -> None:  # fmt: skip
         self.numbers, self.count, self.device = numbers, numbers.numel(), device
-        self._make_graph = make_graph
+        self._make_graph, self._is_by_loops = make_graph, is_by_loops
         self._listed: list[int] | None = None
         self._graphs: list[Any] | None = None
         self._lasting: dict[str, Tensor] = {}
         self._spans, self._num_groups = spans, spans.shape[1] // 2
-        self.rows: GraphRows | GraphRowsOnGpu | None = None
-        if device.type == "cuda":
-            self.rows = GraphRowsOnGpu(numbers, spans, device)
-        elif is_by_loops and device.type == "cpu":
-            self.rows = GraphRows(numbers, spans)
-        self._cuts: list[Cut] | None = None
-        if self.rows is not None:
-            self._ptr = self.rows.ptr
-            self._ptrs = self._ptr.unbind()
-            return
-        self._ptr = torch.zeros(self._num_groups, self.count + 1, dtype=torch.int64, device="cpu")
-        self._ptrs = self._ptr.unbind()
-        self._cut_all()
 
-    def _cut_all(self) -> list[Cut]:
-        # By group, so that each group is contiguous.
-        own = self._spans.index_select(0, self.numbers).t().contiguous()
-        torch.cumsum(own[self._num_groups :], 1, out=self._ptr[:, 1:])
-        own[: self._num_groups].sub_(self._ptr[:, :-1])
+    @cached_property
+    def rows(self) -> GraphRows | GraphRowsOnGpu | None:
+        """The reader by CPU loops or a kernel, which `finish` completes; None if torch gathers rows."""
+        if self.device.type == "cuda":
+            return GraphRowsOnGpu(self.numbers, self._spans, self.device)
+        return GraphRows(self.numbers, self._spans) if self._is_by_loops and self.device.type == "cpu" else None
+
+    @cached_property
+    def _own_spans(self) -> Tensor:
+        """Spans of the graphs, by group, so that each group is contiguous, int64 `[2 * K, B]`."""
+        return self._spans.index_select(0, self.numbers).t().contiguous()
+
+    @cached_property
+    def _ptr(self) -> Tensor:
+        if self.rows is not None:
+            return self.rows.ptr
+        ptr = torch.zeros(self._num_groups, self.count + 1, dtype=torch.int64, device="cpu")
+        torch.cumsum(self._own_spans[self._num_groups :], 1, out=ptr[:, 1:])
+        return ptr
+
+    @cached_property
+    def _ptrs(self) -> tuple[Tensor, ...]:
+        return self._ptr.unbind()
+
+    @cached_property
+    def _cuts(self) -> list[Cut]:
+        firsts, own_sizes = self._own_spans.split(self._num_groups) if self._num_groups else (self._own_spans,) * 2
         # One copy to a GPU for all groups.
-        shifts, sizes = to_device(own, self.device).split(self._num_groups) if self._num_groups else ((), ())
+        own = to_device(torch.cat((firsts - self._ptr[:, :-1], own_sizes)), self.device)
+        shifts, sizes = own.split(self._num_groups) if self._num_groups else ((), ())
         totals = self._ptr[:, -1].tolist()
-        self._cuts = [Cut(*parts) for parts in zip(self._ptrs, sizes, shifts, totals, strict=True)]
-        return self._cuts
+        return [Cut(*parts) for parts in zip(self._ptrs, sizes, shifts, totals, strict=True)]
 
     def cut(self, group: int) -> Cut:
         """Cut the rows of the graphs out of the tables of a group, given by its index."""
-        return (self._cuts or self._cut_all())[group]
+        return self._cuts[group]
 
     def slice(self, group: int | None) -> Tensor:
         """Return the slices of the tables of a group, or of one row per graph, int64 `[B + 1]` on the CPU."""
@@ -208,6 +215,15 @@ class Rows:
         self._shift = -1
         if self._is_shifted and steps is not None and not isinstance(steps, Tensor) and len(steps) == 1:
             self._shift = steps[0]
+
+    @property
+    def is_read_by_kernel(self) -> bool:
+        """True if a kernel can read the rows of several batches, with their increments."""
+        if self.table.shape != self._shape or self.table.requires_grad:
+            return False
+        if self.steps is None or isinstance(self.steps, Tensor):
+            return self.steps is None or self._is_shifted
+        return self._is_shifted and (len(self.steps) == 1 or self.table.shape[:-1] == (len(self.steps),) == (2,))
 
     def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
         """See `Column`."""

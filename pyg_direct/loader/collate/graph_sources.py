@@ -30,6 +30,7 @@ from pyg_direct.runtime.host.memory_sizes import available_bytes
 SPECIAL = ("num_nodes", "ptr")
 # Share of the free host memory for transformed graphs, which are there twice while they are joined.
 _TRANSFORMED_SHARE = 0.2
+_READ_VERSION = operator.attrgetter("_version")
 _WAY_OUT = "add it there, or name it in exclude_keys"
 # Transforms of PyG that give equal graphs for equal graphs, and graphs not much larger.
 _PURE = frozenset(getattr(transforms, name) for name in (
@@ -251,8 +252,8 @@ class CollatedDataset:
         for store in self.data.stores:
             for name, slices in self._slices_of(store).items():
                 self._check_slices(name, slices)
-        self._kind, self._indices, self._places = type(dataset), list(dataset.indices()), places
-        self.numbers = torch.tensor(self._indices, dtype=torch.int64, device="cpu")
+        self._kind, self._indices, self._places = type(dataset), _copy_indices(dataset), places
+        self.numbers = torch.tensor(list(self._indices), dtype=torch.int64, device="cpu")
         if places is not None:
             self.numbers = self.numbers[torch.tensor(places, dtype=torch.int64, device="cpu")]
         # Loops read the slices of these graphs without a check.
@@ -260,16 +261,12 @@ class CollatedDataset:
         if bool(is_bad.any()):
             raise ArgumentError(f"indices of dataset must be numbers of its {self.count} graphs, got "
                                 f"{int(self.numbers[is_bad][0])}")  # fmt: skip
-        self._values = self._read_values()
-        self._versions = [value._version for value in self._values if is_watched(value)]
+        # Of each storage the values and their slices, by name.
+        self._held = [(dict(store._mapping), self._slices_of(store)) for store in self.data.stores]
+        self._values = [value for parts in self._held for part in parts for value in part.values()]
+        self._watched = list(filter(is_watched, self._values))
+        self._versions = list(map(_READ_VERSION, self._watched))
         self._contents = [read_content(value) for value in self._values]
-
-    def _read_values(self) -> list[Any]:
-        return [
-            value
-            for store in self.data.stores
-            for value in (*store._mapping.values(), *self._slices_of(store).values())
-        ]
 
     def _slices_of(self, store: Any) -> dict[str, Any]:
         own: Any = self.slices if store._key is None else self.slices.get(store._key, {})
@@ -317,7 +314,7 @@ class CollatedDataset:
         """
         if type(base) is not self._kind or base._data is not self.data or base.slices is not self.slices:
             return False
-        if base.transform is not self._transform or places != self._places or list(base.indices()) != self._indices:
+        if base.transform is not self._transform or places != self._places or _copy_indices(base) != self._indices:
             return False
         return not self.were_written() and all(map(has_content, self._values, self._contents))
 
@@ -327,9 +324,14 @@ class CollatedDataset:
         Args:
             numbers: See `GraphList`; all graphs are checked.
         """
-        values = self._read_values()
-        return not (len(values) == len(self._values) and all(map(operator.is_, values, self._values))
-                    and [value._version for value in values if is_watched(value)] == self._versions)  # fmt: skip
+        # Called for each batch: columns that Python compares in one step each.
+        if list(map(_READ_VERSION, self._watched)) != self._versions or len(self.data.stores) != len(self._held):
+            return True
+        for store, (values, slices) in zip(self.data.stores, self._held, strict=True):
+            own: Any = self.slices if store._key is None else self.slices.get(store._key, {})
+            if len(store._mapping) != len(values) or not (_holds(store._mapping, values) and _holds(own, slices)):
+                return True
+        return False
 
     def list_orders(self, excluded: frozenset[str], way_out: str = _WAY_OUT) -> tuple[list[Any], list[int] | None]:
         """List orders, see `GraphList`; all graphs have the attributes with slices."""
@@ -360,6 +362,16 @@ class CollatedDataset:
         slices = self.slices if key is None else self.slices.get(key, {})
         for name in names:
             yield Leaf(key, name, (name,), None, values[name], slices[name])
+
+
+def _copy_indices(dataset: InMemoryDataset) -> Sequence[int]:
+    indices = dataset.indices()
+    return indices if isinstance(indices, range) else list(indices)
+
+
+def _holds(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Check if a mapping still has these values."""
+    return all(map(operator.is_, map(mapping.get, values), values.values()))
 
 
 class TransformedDataset(CollatedDataset):

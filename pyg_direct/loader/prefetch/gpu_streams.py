@@ -104,7 +104,7 @@ class Pipeline:
                     self._fill()
                 return
             except BaseException as error:
-                if self.prefetch == 0 or not _is_out_of_memory(error):
+                if self.prefetch == 0 or not is_out_of_memory(error):
                     if not isinstance(error, Exception) or not (ahead or self._fetched):
                         self.close()
                         raise
@@ -135,7 +135,7 @@ class Pipeline:
         try:
             self._start_next()
         except Exception as error:
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             self._again.clear()
             self._work = _raise_later(error)
@@ -200,7 +200,7 @@ class Pipeline:
         self.prefetch //= 2
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Check if GPU memory ran out, according to torch, the driver or an error that one of them caused."""
     causes = (error, error.__cause__)
     return any(isinstance(e, torch.OutOfMemoryError) or (isinstance(e, CudaError) and e.code == _OUT_OF_MEMORY)

@@ -39,6 +39,8 @@ from pyg_direct.ops.aggregate.compute_softmax import attend, pick_scores, softma
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
 
+# Stored rows of these dtypes are widened by autocast where a matrix first reads them.
+_STORED = (torch.float8_e4m3fn, torch.float8_e5m2)
 _HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
 
 
@@ -62,7 +64,7 @@ def is_watched(self: Any) -> bool:
 
 def _attend_one(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
     rows, targets = x if isinstance(x, (tuple, list)) else (x, x)
-    if not all(isinstance(part, Tensor) and part.dim() == 2 and part.dtype in DTYPES for part in (rows, targets)):
+    if not all(isinstance(part, Tensor) and part.dim() == 2 and _takes_rows(part) for part in (rows, targets)):
         return None
     batch = find_batch(edge_index)
     if batch is None:
@@ -98,6 +100,10 @@ def _attend_one(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
     if self.res is not None:
         out = out + self.res(targets)
     return _add(out, self.bias)
+
+
+def _takes_rows(rows: Tensor) -> bool:
+    return rows.dtype in DTYPES or (rows.dtype in _STORED and torch.is_autocast_enabled(rows.device.type))
 
 
 def _add(out: Tensor, bias: Tensor | None) -> Tensor:
@@ -218,13 +224,15 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
     Loops are found by a source that is its target, which joined numbers do not show.
     """
     matrices, vectors = _matrices(module), _vectors(module)
-    given = (x, own, *vectors, *(part for matrix in matrices for part in matrix.parameters()))
+    rows = [part for part in (x, own) if part.dtype not in _STORED]
+    given = (*rows, *vectors, *(part for matrix in matrices for part in matrix.parameters()))
     dtype, casts = _find_dtype(module, x), torch.is_autocast_enabled(x.device.type)
     if (
         module.add_self_loops
         or type(module.aggr_module) is not aggr.SumAggregation
         or any(getattr(module, name) for name in _HOOKS)
         or not all(is_linear(matrix) for matrix in matrices)
+        or not (_takes_rows(x) and _takes_rows(own))
         or not all(part.dtype in DTYPES and part.device == x.device for part in given)
         # Autocast leaves float64 alone.
         or any(part.dtype == torch.float64 if casts else part.dtype != dtype for part in given)

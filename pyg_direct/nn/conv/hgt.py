@@ -15,6 +15,7 @@ from pyg_direct.nn import paths
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
 from pyg_direct.nn.hetero.unused_types import drop_relations, find_types_of_pass
+from pyg_direct.nn.linear import multiply_heads
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch
 from pyg_direct.nn.trimming import has_hooks
 from pyg_direct.nn.whole_graphs import find_whole, keeps_graphs
@@ -114,7 +115,7 @@ def _construct_src_node_feat(self: Any, k_dict: Any, v_dict: Any, edge_index_dic
     offsets, made, begin = {}, [], 0
     for kind, weight in zip(edge_index_dict, weights, strict=True):
         rows = torch.cat([k_dict[kind[0]], v_dict[kind[0]]], dim=1)
-        made.append(torch.bmm(rows.transpose(0, 1), weight))
+        made.append(multiply_heads(rows, weight))
         offsets[kind], begin = begin, begin + rows.shape[0]
     told.is_scaled = True
     k, v = torch.cat(made, dim=1).transpose(0, 1).split(heads, dim=1)

@@ -17,6 +17,7 @@ from torch_geometric.nn import aggr, conv
 from pyg_direct.nn import paths
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_reduce, find_replaced, find_why_not_plain, is_plain
+from pyg_direct.nn.linear import multiply_heads
 from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate
 from pyg_direct.ops.local_ids.build_csr import compress_ids
@@ -115,8 +116,8 @@ def convolve_segments(x: Tensor, weight: Tensor, segments: Segments, num_targets
 def _multiply(rows: Tensor, matrix: Tensor, num_blocks: int | None) -> Tensor:
     if num_blocks is None:
         return rows @ matrix
-    blocks = rows.view(rows.shape[0], num_blocks, -1).transpose(0, 1)
-    return torch.bmm(blocks, matrix).transpose(0, 1).reshape(rows.shape[0], -1)
+    made = multiply_heads(rows.view(rows.shape[0], num_blocks, -1), matrix)
+    return made.transpose(0, 1).reshape(rows.shape[0], -1)
 
 
 # Items of the sums of all relations, above which they are left to PyG, relation after relation.

@@ -105,7 +105,9 @@ class BatchPasses(RecordedPasses):
         for rows, place, counts, room in self._list_rows(call):
             first, begin = rows.detach()[:1], 0
             if rows.is_floating_point():
-                first = first * factor
+                most = torch.finfo(rows.dtype).max
+                wide = first.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
+                first = (wide * factor).clamp_(-most, most).to(rows.dtype)
             for count, size in zip(counts, room, strict=True):
                 if count < size and len(first):
                     place.narrow(0, begin + count, size - count).copy_(first)

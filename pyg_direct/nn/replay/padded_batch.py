@@ -78,6 +78,9 @@ def copy_hops(parts: Iterable[HopRows]) -> None:
     """Copy rows of each hop to its places, the first of them; rows of one dtype together."""
     pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for rows, place, counts, room in parts:
+        if rows.dtype.itemsize == 1:
+            # Not every device copies lists of float8.
+            rows, place = rows.view(torch.uint8), place.view(torch.uint8)
         targets, sources = pairs.setdefault(rows.dtype, ([], []))
         first = begin = 0
         for count, size in zip(counts, room, strict=True):

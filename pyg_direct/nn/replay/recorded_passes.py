@@ -21,6 +21,7 @@ from pyg_direct.nn.hetero.unused_types import TypesOfPass
 from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors, read_version
 from pyg_direct.nn.replay.model_call import WholeCall, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper
+from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
 # Share of the free memory that tensors kept for backward may take twice.
@@ -263,8 +264,7 @@ class RecordedPasses:
             return (str(error) or type(error).__name__).splitlines()[0]
         if self._device.type == "cuda":
             kept = torch.cuda.memory_allocated(self._device) - before
-            free = torch.cuda.mem_get_info(self._device)[0]
-            if kept > _MOST_KEPT * free:
+            if kept > _MOST_KEPT * free_bytes(self._device.index):
                 return f"a recording would take {kept / 2**30:.1f} GiB more of the GPU's memory"
         known = [*list_tensors(model), *self._list_given(), *self._keeper.list_tensors()]
         shape = reads.find(known)

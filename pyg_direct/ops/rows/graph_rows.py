@@ -139,6 +139,7 @@ class Column(NamedTuple):
         width: Items of a row.
         lines: The table is viewed as so many lines of rows; of a `LISTED` column, the numbers of the list.
         rows: Rows of a line of the table.
+        graphs: Graphs of the batch, B.
         shifts: List of the numbers to add, `[B]` for each line.
         stride: Numbers from the list of a line to the next one.
     """
@@ -152,6 +153,7 @@ class Column(NamedTuple):
     width: int
     lines: int
     rows: int
+    graphs: int
     shifts: int = 0
     stride: int = 0
 
@@ -199,10 +201,10 @@ class GraphRowsOnGpu:
         bits = common.bit_length() - 1
         if shift >= 0:
             self._keep(Column(out.data_ptr(), address, kernels.SHIFTED, *self._place(group), 3, 1, table.numel() // rows
-                              if rows else 0, rows, self._place(shift)[1]), out, table)  # fmt: skip
+                              if rows else 0, rows, self._count, self._place(shift)[1]), out, table)  # fmt: skip
             return out
         self._keep(Column(out.data_ptr(), address, kernels.COPIED, *self._place(group), bits, num_bytes >> bits,
-                          math.prod(shape[:dim]), rows), out, table)  # fmt: skip
+                          math.prod(shape[:dim]), rows, self._count), out, table)  # fmt: skip
         return out
 
     def read_shifted(self, table: Tensor, group: int, shifts: Tensor) -> Tensor:
@@ -211,7 +213,7 @@ class GraphRowsOnGpu:
         lines = 1 if table.dim() == 1 else len(table)
         added = np.ascontiguousarray(shifts.expand(self._count, lines).numpy().T).reshape(-1)
         self._keep(Column(out.data_ptr(), table.data_ptr(), kernels.SHIFTED, *self._place(group), 3, 1, lines,
-                          table.shape[-1], self._length, self._count), out, table)  # fmt: skip
+                          table.shape[-1], self._count, self._length, self._count), out, table)  # fmt: skip
         self._lists.append(added)
         self._length += len(added)
         return out
@@ -219,13 +221,14 @@ class GraphRowsOnGpu:
     def number_rows(self, group: int) -> Tensor:
         """Return the index of the graph of each row, int64 `[total]`, written by `finish`."""
         out = torch.empty(self.totals[group], dtype=torch.int64, device=self._device)
-        self._keep(Column(out.data_ptr(), 0, kernels.NUMBERED, *self._place(group), 3, 1, 1, 0), out)
+        self._keep(Column(out.data_ptr(), 0, kernels.NUMBERED, *self._place(group), 3, 1, 1, 0, self._count), out)
         return out
 
     def list_ptr(self, group: int) -> Tensor:
         """Return a row of `ptr` on the GPU, written by `finish`."""
         out = torch.empty(self._count + 1, dtype=torch.int64, device=self._device)
-        self._keep(Column(out.data_ptr(), 0, kernels.LISTED, self._place(group)[1], -1, 3, 1, self._count + 1, 0), out)
+        self._keep(Column(out.data_ptr(), 0, kernels.LISTED, self._place(group)[1], -1, 3, 1, self._count + 1, 0,
+                          self._count), out)  # fmt: skip
         return out
 
     def finish(self) -> None:

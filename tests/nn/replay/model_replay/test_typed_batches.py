@@ -195,6 +195,32 @@ def test_evaluation_is_replayed(device, data):
     assert replay.replayed >= 12
 
 
+def test_rows_of_8_bits_are_replayed_under_autocast(device, data):
+    data = data.clone()
+    for kind in data.node_types:
+        data[kind].x = data[kind].x.to(torch.float8_e4m3fn)
+    batches = list_batches(data, device)
+    torch.manual_seed(1)
+    model = OfBatch(data, gat).to(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        model(batches[0])
+    ordinary = copy.deepcopy(model)
+    accelerate(ordinary, replay=False)
+    replay = accelerate(model, replay="auto").replay
+
+    for batch in batches:
+        found = []
+        for trained in (model, ordinary):
+            with torch.autocast(device.type, torch.bfloat16):
+                found.append(find_gradients(trained, call_batch, batch))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one.float(), other.float(), rtol=3e-2, atol=3e-2 * float(other.abs().max() + 1)
+                                       if other.numel() else 0)  # fmt: skip
+
+    assert replay.reason is None
+    assert replay.replayed >= 12
+
+
 def test_a_pass_goes_back_twice(device, data):
     make, call = MODELS["gat, a batch"]
     batches = list_batches(data, device)

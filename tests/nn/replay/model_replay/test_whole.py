@@ -695,6 +695,25 @@ def test_a_recording_that_takes_much_memory_is_refused(monkeypatch):
     assert re.search("a recording would take .* GiB more of the GPU's memory", replay.reason)
 
 
+@pytest.mark.gpu
+def test_memory_that_torch_has_cached_can_hold_a_recording(monkeypatch):
+    # The driver has next to nothing free, as torch keeps it all.
+    real = torch.cuda.memory_stats_as_nested_dict
+
+    def keep_all(device):
+        found = real(device)
+        found["reserved_bytes"]["all"]["current"] += 1 << 30
+        return found
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (0, 1 << 34))
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", keep_all)
+    _, model, replay = pair_with_ordinary(Program(), "cuda")
+
+    learn(model, Graph("cuda"), 12)
+
+    assert replay.replayed > 0
+
+
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_a_machine_with_a_gpu_replays_by_default(monkeypatch, has_gpu):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
