@@ -5,6 +5,7 @@ On an H200 torch adds up the gradients of 107,000 rows of 256 in 117 us, and mul
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ _ONES: dict[tuple[int, int, torch.dtype], Tensor] = {}
 _MOST_ONES = 1 << 20
 # Rows and columns of a tile of a product, tiles that keep a GPU busy, and the fewest rows of a piece.
 _TILE, _ENOUGH_TILES, _LEAST_PIECE = 128, 256, 2048
+# Widths from which on torch adds up pieces of fp32 rows itself; 47, 64 and more were tried on an H200.
+_SPLIT_BY_TORCH = 47
 # torch 2.8 and later.
 _has_wide_products = hasattr(torch.ops.aten.mm, "dtype")
 
@@ -49,13 +52,20 @@ def multiply_plainly(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Ten
     return out if own is None or own_weight is None else out.addmm_(own, own_weight.t())
 
 
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Return a context without autocast. To enter torch's own takes the host as long as a launch, so it is entered only
+    if autocast is on.
+    """
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
 def multiply_exactly(rows: Tensor, wide: Tensor) -> Tensor:
     """Multiply rows `[N, K]` by a matrix `[K, M]` of their dtype or fp32, which is not rounded; the result has the
     matrix's dtype.
 
     The matrix is the sum of two of bfloat16, whose products fp32 adds up: exact to 16 bits of its numbers.
     """
-    with torch.autocast(rows.device.type, enabled=False):
+    with without_autocast(rows.device.type):
         if rows.dtype == wide.dtype:
             return rows @ wide
         if not _has_wide_products or rows.dtype != torch.bfloat16 or not rows.is_cuda or torch.is_grad_enabled():
@@ -70,26 +80,31 @@ def multiply_tall(rows: Tensor, wide: Tensor) -> Tensor:
     `[M, N]` in fp32 or wider.
 
     The result has few tiles, and K is large. So a GPU adds up pieces of K in as many tiles as it has multiprocessors.
-    Each piece is rounded to the dtype of the rows, which an error of the sum hardly shows.
+    Each piece is rounded to the dtype of the rows, which an error of the sum hardly shows. In fp32 torch's own product
+    takes as long, unless one of the widths is small.
     """
     (count, width), work = rows.shape, torch.promote_types(wide.dtype, torch.float32)
+    if rows.dtype == wide.dtype in _DTYPES and min(width, wide.shape[1]) >= _SPLIT_BY_TORCH:
+        return multiply_exactly(rows.t(), wide)
     tiles = -(-width // _TILE) * -(-wide.shape[1] // _TILE)
     pieces = min(count // _LEAST_PIECE, -(-_ENOUGH_TILES // tiles))
     is_split = rows.dtype != wide.dtype
     # Numbers below the range of fp16 would be lost.
     if not runs_on_gpu(rows) or pieces < 2 or torch.is_grad_enabled() or (is_split and rows.dtype == torch.float16):
         return multiply_exactly(rows.t(), wide).to(work)
-    with torch.autocast(rows.device.type, enabled=False):
+    with without_autocast(rows.device.type):
         parts = [wide]
         if is_split:
             high = wide.to(rows.dtype)
             parts = [high, (wide - high).to(rows.dtype)]
         length = count // pieces
         both = torch.cat(parts, dim=1) if is_split else wide
-        total = torch.bmm(rows[: length * pieces].reshape(pieces, length, width).transpose(1, 2),
-                          both[: length * pieces].reshape(pieces, length, -1)).sum(0, dtype=work)  # fmt: skip
-        total = total.view(width, len(parts), -1).sum(1)
-        return total + multiply_exactly(rows[length * pieces :].t(), wide[length * pieces :])
+        whole = length * pieces
+        total = torch.bmm(rows[:whole].reshape(pieces, length, width).transpose(1, 2),
+                          both[:whole].reshape(pieces, length, -1)).sum(0, dtype=work)  # fmt: skip
+        if is_split:
+            total = total.view(width, len(parts), -1).sum(1)
+        return total if whole == count else total + multiply_exactly(rows[whole:].t(), wide[whole:])
 
 
 def multiply_heads(rows: Tensor, weight: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from pyg_direct.nn.hetero.joined_edges import (
     split_apart,
     sum_apart,
 )
-from pyg_direct.nn.linear import multiply
+from pyg_direct.nn.linear import multiply, without_autocast
 from pyg_direct.nn.module_state import is_attached
 from pyg_direct.nn.paths import NO_WEIGHTS, OWN_LOOPS
 from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
@@ -225,7 +225,10 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
     """
     matrices, vectors = _matrices(module), _vectors(module)
     rows = [part for part in (x, own) if part.dtype not in _STORED]
-    given = (*rows, *vectors, *(part for matrix in matrices for part in matrix.parameters()))
+    given = [*rows, *vectors]
+    for matrix in matrices:
+        if is_linear(matrix):
+            given += (matrix.weight,) if matrix.bias is None else (matrix.weight, matrix.bias)
     dtype, casts = _find_dtype(module, x), torch.is_autocast_enabled(x.device.type)
     if (
         module.add_self_loops
@@ -373,7 +376,7 @@ def _sum_joined(made: Tensor, scores: _Given, edges: JoinedEdges, module: Any, s
 def _fold(weight: Tensor, vector: Tensor) -> Tensor:
     """Multiply a matrix `[H * C, D]` by a vector of each head `[1, H, C]`: `[H, D]`."""
     _, heads, channels = vector.shape
-    with torch.autocast(weight.device.type, enabled=False):
+    with without_autocast(weight.device.type):
         return torch.bmm(vector.view(heads, 1, channels), weight.view(heads, channels, -1)).squeeze(1)
 
 

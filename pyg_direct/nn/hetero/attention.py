@@ -51,6 +51,12 @@ def _spread(vector: Tensor) -> Tensor:
     return (heads * vector).flatten(1)
 
 
+def _spread_all(vectors: Sequence[Tensor]) -> Tensor:
+    """Return the transposed matrix of `_spread` for each vector, `[R, H * C, H]`."""
+    heads = torch.eye(vectors[0].shape[1], dtype=vectors[0].dtype, device=vectors[0].device).unsqueeze(-1)
+    return (heads * torch.stack(list(vectors))).flatten(2).transpose(1, 2)
+
+
 def score_pairs(made: Tensor, others: Tensor, vectors: Sequence[Tensor], read: ReadSources, used: Used, slope: float
                 ) -> Tensor:  # fmt: skip
     """Return the products of vectors with leaky(row of the source + row of the target), `[E, H]`, as of GATv2Conv.
@@ -137,8 +143,8 @@ class _Attend(Function):
     @staticmethod
     def forward(ctx: Any, layer: _Layer, made: Tensor, by_target: Tensor, *given: Any) -> tuple[Tensor, ...]:
         edges, vectors = layer.read.edges, given[: len(layer.read.sizes)]
-        parts = zip(made.split(layer.read.sizes), vectors, strict=True)
-        by_source = torch.cat([multiply_exactly(part, _spread(vector).t()) for part, vector in parts])
+        parts = zip(made.split_with_sizes(layer.read.sizes), _spread_all(vectors), strict=True)
+        by_source = torch.cat([multiply_exactly(part, matrix) for part, matrix in parts])
         degree, tracked = -1 if edges.max_degree is None else edges.max_degree, any(ctx.needs_input_grad)
         out, alpha = attend_rows(made, by_source, by_target, None, edges.indptr, edges.row, sum(edges.sizes), False,
                                  layer.slope, degree, tracked, True)  # fmt: skip
@@ -162,7 +168,8 @@ class _Attend(Function):
         to_vectors: list[Tensor | None] = [None] * count
         if any(wants[2 : 2 + count]):
             to_source = sum_by_source(to_edges, order, len(made))
-            for i, (rows, scores) in enumerate(zip(made.split(read.sizes), to_source.split(read.sizes), strict=True)):
+            parts = (part.split_with_sizes(read.sizes) for part in (made, to_source))
+            for i, (rows, scores) in enumerate(zip(*parts, strict=True)):
                 if layer.used[i] and wants[2 + i]:
                     heads = multiply_tall(rows, scores).view(*vectors[i].shape[1:], -1)
                     to_vectors[i] = heads.diagonal(dim1=0, dim2=2).t().unsqueeze(0)
@@ -191,8 +198,9 @@ class _AttendPairs(Function):
         to_made, to_others, along = pull_pairs(made, others, _stack(vectors), _join_grads(layer, grads, made), out,
                                                alpha, edges.indptr, order.row, order, layer.slope)  # fmt: skip
         assert along is not None
-        to_vectors = [rows.sum(0).view(vector.shape) if used and wanted else None for rows, vector, used, wanted
-                      in zip(along.split(edges.sizes), vectors, layer.used, wants[2:], strict=False)]  # fmt: skip
+        parts = zip(along.split_with_sizes(edges.sizes), vectors, layer.used, wants[2:], strict=False)
+        to_vectors = [rows.sum(0).view(vector.shape) if used and wanted else None
+                      for rows, vector, used, wanted in parts]  # fmt: skip
         return None, to_made, to_others, *to_vectors, *biases
 
 
@@ -213,7 +221,7 @@ def _join_grads(layer: _Layer, grads: Sequence[Tensor | None], like: Tensor) -> 
     """Return the gradients of the sums of each type that edges lead to, one after the other, in the dtype of rows."""
     sizes = [max(layer.groups.sizes[i] for i in group) for group in layer.groups.relations]
     joined = torch.empty(sum(sizes), like.shape[1], dtype=like.dtype, device=like.device)
-    for part, grad in zip(joined.split(sizes), grads, strict=True):
+    for part, grad in zip(joined.split_with_sizes(sizes), grads, strict=True):
         part.zero_() if grad is None else part.copy_(grad[: len(part)])
     return joined
 

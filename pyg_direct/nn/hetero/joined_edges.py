@@ -324,7 +324,7 @@ class _Join(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        parts = zip(grad.split(ctx.sizes), ctx.needs_input_grad[2:], ctx.serves, strict=True)
+        parts = zip(grad.split_with_sizes(ctx.sizes), ctx.needs_input_grad[2:], ctx.serves, strict=True)
         return None, None, *(part if wants and any(ctx.used[i] for i in its) else None for part, wants, its in parts)
 
 
@@ -339,7 +339,7 @@ class _Products(Function):
         ctx.used, ctx.plan, ctx.sizes = used, plan, [len(part) for part in picked]
         ctx.save_for_backward(*tables, *weights, *picked)
         out = torch.empty(sum(ctx.sizes), len(weights[0]), dtype=plan.out_dtype, device=tables[0].device)
-        for part, rows, weight, bias in zip(out.split(ctx.sizes), picked, weights, biases, strict=True):
+        for part, rows, weight, bias in zip(out.split_with_sizes(ctx.sizes), picked, weights, biases, strict=True):
             if plan.out_dtype != dtype:
                 part.copy_(multiply_exactly(rows, weight.t()))
             elif bias is None:
@@ -356,7 +356,7 @@ class _Products(Function):
         tables, weights, picked = saved[:num_tables], saved[num_tables:-count], saved[-count:]
         wants = ctx.needs_input_grad[2:]
         found: list[Tensor | None] = [None] * len(wants)
-        for i, (part, place) in enumerate(zip(grad.split(ctx.sizes), plan.places, strict=True)):
+        for i, (part, place) in enumerate(zip(grad.split_with_sizes(ctx.sizes), plan.places, strict=True)):
             if not ctx.used[i]:
                 continue
             weight, rows = weights[i], picked[i]
@@ -400,7 +400,7 @@ class Groups(NamedTuple):
 
     def add_up(self, out: Tensor, biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """Return the sums of each group, `[count, F]`, from all results `[sum of sizes, F]`, and biases `[F]`."""
-        parts, totals = out.split(list(self.sizes)), []
+        parts, totals = out.split_with_sizes(list(self.sizes)), []
         for group, count, bias in zip(self.relations, self.counts, biases, strict=True):
             total = torch.zeros(count, out.shape[1], dtype=self.dtype, device=out.device)
             if bias is not None:
