@@ -164,6 +164,7 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
 
     _pyg_hooks = ("_collate",)
     _orders_as_torch = True
+    _makes_groups = True
     # Cluster of each node, int32 `[N]` on the GPU, from the first group of batches on.
     _owners: Tensor | None = None
 

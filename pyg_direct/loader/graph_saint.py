@@ -66,6 +66,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
     """
 
     _pyg_hooks = ("_sample_nodes", "_collate", "__getitem__")
+    _makes_groups = True
     # Tensors for drawing, in addition to the rows.
     _drawing: Any = None
     _numbers: Any = None

@@ -74,6 +74,8 @@ class InducedLoader(EpochLoader):
     _pyg_hooks: tuple[str, ...] = ()
     # Direction of the rows from which a batch's edges come.
     _direction = "in"
+    # True if a GPU may find the subgraphs of several batches together (`_submit_group`).
+    _makes_groups = False
 
     def _open_induced(self, data: Any, num_items: int, batch_size: int, device: Device, placement: str,
                       topology_placement: str | None, feature_cache: int | str | None,
@@ -152,10 +154,10 @@ class InducedLoader(EpochLoader):
     def _open_group(self, key: EpochKey) -> GrowingSets | None:
         # A sampler of the program may depend on when it is asked.
         is_chosen = self.prefetch == 1 and self._is_own() and can_share(self)  # type: ignore[arg-type]
-        if not is_chosen or self._plan is None or not runs_on_gpu(self._plan.lists.indptr):
+        if not self._makes_groups or not is_chosen or self._plan is None or not runs_on_gpu(self._plan.lists.indptr):
             return None
         most = _TABLE_ENTRIES // max(1, self._count_entries())
-        if most < 2:
+        if most < 2 or self._plan.topology.num_nodes >= 2**31:
             return None
         count_free = partial(free_bytes, self.device.index) if self.device.type == "cuda" else available_bytes
         return GrowingSets(GPU_ROOM, count_free, most, partial(self._submit_group, key), self._read_group,

@@ -73,6 +73,7 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
 
     _item = ("node", None)
     _orders_as_torch = True
+    _makes_groups = True
 
     def _list_options(self) -> Iterator[str]:
         yield from show_options(num_parts=self.num_parts)

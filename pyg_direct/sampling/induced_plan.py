@@ -126,7 +126,7 @@ class PendingInducedGroup:
             self._is_read.synchronize()
         sets, told = self._sets, self._told.numpy()
         begins = told[self._sums.numel() :] if self._begins is None else self._begins
-        edge_counts = told[: self._sums.numel()].reshape(sets.count, -1).sum(1).tolist()
+        edge_counts = told[: self._sums.numel()].reshape(sets.num_sets, -1).sum(1).tolist()
         ends, edges = sets.emit(self._sums, sum(edge_counts), rows_first=self._plan.direction == "out")
         return InducedGroup(sets.nodes[: int(begins[-1])], ends, edges, np.diff(begins).tolist(), edge_counts)
 

@@ -37,17 +37,17 @@ class Sets(NamedTuple):
     table: Tensor
 
     @property
-    def count(self) -> int:
+    def num_sets(self) -> int:
         """G."""
         return self.begins.numel() - 1
 
     def count_edges(self) -> Tensor:
         """Count the edges inside of each set by blocks, int64 `[G * blocks]`, without a wait."""
-        blocks = max(_FEWEST_BLOCKS, full_grid(self.begins) // self.count)
-        sums = torch.empty(self.count * blocks, dtype=torch.int64, device=self.begins.device)
+        blocks = max(_FEWEST_BLOCKS, full_grid(self.begins) // self.num_sets)
+        sums = torch.empty(self.num_sets * blocks, dtype=torch.int64, device=self.begins.device)
         lists = self.lists
         run_gpu(kernels.count_in_sets_gpu, sums.numel(), lists.indptr, lists.neighbors, lists.step, self.nodes,
-                self.begins, self.offsets, self.owners, self.table, self.table.numel() // self.count,
+                self.begins, self.offsets, self.owners, self.table, self.table.numel() // self.num_sets,
                 sums)  # fmt: skip
         return sums
 
@@ -68,7 +68,7 @@ class Sets(NamedTuple):
         if count > 0:
             lists = self.lists
             run_gpu(kernels.emit_in_sets_gpu, sums.numel(), lists.indptr, lists.neighbors, lists.ids, lists.step,
-                    self.nodes, self.begins, self.offsets, self.owners, self.table, self.table.numel() // self.count,
+                    self.nodes, self.begins, self.offsets, self.owners, self.table, self.table.numel() // self.num_sets,
                     sums, int(rows_first), ends, edges)  # fmt: skip
         return ends, edges
 

@@ -23,7 +23,7 @@ def read(sets, rows_first=False):
     with poisoned_memory():
         sums = sets.count_edges()
         ends, edges = sets.emit(sums, int(sums.sum()), rows_first=rows_first)
-    counts = sums.view(sets.count, -1).sum(1)
+    counts = sums.view(sets.num_sets, -1).sum(1)
     found = []
     begins, own = sets.begins.tolist(), list(zip(ends.split((2 * counts).tolist()), edges.split(counts.tolist()),
                                                  strict=True))  # fmt: skip
