@@ -174,7 +174,7 @@ class InducedLoader(EpochLoader):
 
     def _read_group(self, group: InducedGroup) -> list[tuple[dict[str, Tensor], list[Tensor]]]:
         """Read rows of several batches: (rows by attribute, the tensors that own their memory) of each."""
-        rows, memory = self._general.read_together(group)
+        rows, memory = self._general.read_group(group)
         return [(own, memory) for own in rows]
 
     def _fetch_read(self, sample: Sample, number: int, seeds: Seeds, read: tuple[dict[str, Tensor], list[Tensor]]

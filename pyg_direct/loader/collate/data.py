@@ -119,7 +119,7 @@ class Attributes(PlacedRows):
                 self._others[key] = partial(_slice_sampled, kind, slicer, self._places)
         return kinds
 
-    def read_together(self, group: InducedGroup) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+    def read_group(self, group: InducedGroup) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
         """Read rows of several samples in one step each.
 
         Returns:
@@ -153,7 +153,7 @@ class Attributes(PlacedRows):
             shared: Node attributes whose rows were read already, together with other batches.
             memory: Receives the tensors that own the batch's memory, if all are known.
             counts_seeds: Add the number of seeds as `batch_size`.
-            read: All rows of the sample, by attribute, if `read_together` has read them.
+            read: All rows of the sample, by attribute, if `read_group` has read them.
         """
         held: list[Any] = [*sample.memory]
         out = copy_data(data)
