@@ -146,8 +146,8 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
     Args:
         cluster_data: A `ClusterData`, of PyG's or ours.
         device, placement, topology_placement, feature_cache, store_dtype, seed, ranks, uneven: See `NeighborLoader`.
-        prefetch: Batches prepared ahead; None is 1. With 1, a GPU makes up to 16 batches together. On a CPU it is 0 for batches of fewer than 1,000 nodes: making one
-            takes less time than a thread's hand-over.
+        prefetch: Batches prepared ahead; None is 1. With 1, a GPU makes up to 16 batches together. On a CPU it is 0 for
+            batches of fewer than 1,000 nodes: making one takes less time than a thread's hand-over.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` in clusters and `shuffle`; options of
             workers are absorbed.
 
