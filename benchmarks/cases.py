@@ -19,6 +19,7 @@ from benchmarks.distributed.partitioning import measure_cuts, measure_partitioni
 from benchmarks.dynamic.dynamic_cases import DYNAMIC_CASES
 from benchmarks.features.disk import measure_disk_feature, measure_disk_rows, measure_disk_training
 from benchmarks.features.hot_rows import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
+from benchmarks.features.igbh_files import measure_igbh_files
 from benchmarks.features.larger_than_memory import measure_larger_than_memory
 from benchmarks.features.link_share import measure_link_share
 from benchmarks.features.sharded import measure_sharded
@@ -185,6 +186,14 @@ def rgat_host(scale: float) -> Iterator[Row]:
     """Measure R-GAT over a 32nd of IGBH-Full, with fp8 rows in GPU memory and in host memory."""
     resolve_device("cuda")
     yield from measure_rgat_on_host(scale / 32, f"igbh / {32 / scale:g}")
+
+
+def igbh_files(scale: float) -> Iterator[Row]:
+    """Measure R-GAT over a graph of a 64th of IGBH-Full with rows in files: 17 GB of disk, and of host memory."""
+    is_on_gpu = torch.cuda.is_available()
+    own = (1 / 64 if is_on_gpu else 1e-4) * scale
+    size, batches = (512, 48) if is_on_gpu else (32, 12)
+    yield from measure_igbh_files(own, f"igbh / {1 / own:g}", batch_size=size, batches=batches)
 
 
 def _make_graph(scale: float) -> NodeDataset:
@@ -438,6 +447,7 @@ LONG_CASES: dict[str, Case] = {
     "convolutions": convolutions,
     "rgat": rgat,
     "rgat_host": rgat_host,
+    "igbh_files": igbh_files,
     "link_share": link_share,
     "whole_graphs": whole_graphs,
     "unedited": unedited,

@@ -63,6 +63,26 @@ fi
     assert [path for path in root.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.parametrize(("ends_with", "code"), [("exit 0", 0), ("exit 1", 1), ("exit 77", 77), ("kill -9 $PPID", 2)])
+def test_tests_with_other_versions_end_their_step_as_they_ended_beside_others(tmp_path, ends_with, code):
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci/versions").write_text(f"#!/bin/bash\necho tested $*\n{ends_with}\n")
+    (tmp_path / ".ci/versions").chmod(0o755)
+    named = "begin_versions test_versions wait_for"
+    program = f"""
+eval "$(for name in {named}; do sed -n "/^$name() {{/,/^}}/p" {CI}/run; done)"
+export -f {named}
+bash -uo pipefail -ec begin_versions > versions.log 2>&1 &
+versions_tests=$! bash -uo pipefail -ec test_versions
+"""
+
+    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True,
+                          env={"PATH": "/usr/bin:/bin", "wheels": f"{tmp_path}"}, check=False)  # fmt: skip
+
+    assert done.returncode == code, done.stderr
+    assert "tested test oldest newest-3.12 newest-3.13\n" in done.stdout
+
+
 def test_the_wheels_environment_borrows_nothing():
     build = (CI / "run").read_text().partition("build_wheel() {")[2].partition("\n}")[0]
     clean, _, later = build.partition('python3 -m venv "$logs/venv"')[2].partition('touch "$logs/venv/ready"')

@@ -14,9 +14,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 NOT_EVERYWHERE = {"crypt", "fcntl", "grp", "msvcrt", "nis", "ossaudiodev", "posix", "pty", "pwd", "readline",
                   "resource", "spwd", "syslog", "termios", "tty", "winreg", "winsound", "_posixshmem",
                   "_winapi"}  # fmt: skip
-OPTIONAL = ("cuda", "lightning", "matplotlib", "numba_cuda", "numba_cuda_mlir", "ogb", "pandas", "pyarrow", "pyg_lib",
-            "pylibwholegraph", "pymetis", "pytorch_lightning", "ray", "torch_cluster", "torch_geometric_temporal",
-            "torch_scatter", "torch_sparse", "torch_spline_conv")  # fmt: skip
+OPTIONAL = ("cuda", "kvikio", "lightning", "matplotlib", "numba_cuda", "numba_cuda_mlir", "ogb", "pandas", "pyarrow",
+            "pyg_lib", "pylibwholegraph", "pymetis", "pytorch_lightning", "ray", "torch_cluster",
+            "torch_geometric_temporal", "torch_scatter", "torch_sparse", "torch_spline_conv")  # fmt: skip
 
 
 def find_unguarded_imports(tree):

@@ -78,8 +78,8 @@ def find_figures(text):
 
 
 def test_no_figure_is_typed_by_hand():
-    # Sizes of graphs, and versions of other projects.
-    known = {"2.45", "0.88", "13.7", "3.2", "9.4", "2.3", "1.6", "0.6", "0.2.4", "0.1.0", "26.10"}
+    # Sizes of graphs, versions of other projects, and the record of MLPerf Training.
+    known = {"2.45", "0.88", "13.7", "3.2", "9.4", "2.3", "1.6", "0.6", "0.2.4", "0.1.0", "26.10", "27.8"}
 
     text = re.sub(r"\{[^{}]*\}|`[^`]*`", "", (ROOT / "benchmarks" / "measured.md").read_text())
 

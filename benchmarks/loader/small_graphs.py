@@ -54,14 +54,15 @@ class _Molecules(InMemoryDataset):
 def measure_small_graphs(scale: float, sizes: Sequence[int] = (128, 1024), batches: int = 40,
                          workers: Sequence[int] = (0,)) -> Iterator[Row]:  # fmt: skip
     """Measure a batch of the data set in memory, of a list of its graphs, which are views of joined tensors, and of
-    separate graphs with tensors of their own; on one CPU thread or on a GPU.
+    separate graphs with tensors of their own; on one CPU thread, or on a GPU with torch's default threads.
     """
     device = resolve_device(None)
     dataset = _Molecules(max(4, int(12_000 * scale)))
     views = [dataset[number] for number in range(len(dataset))]
     forms = {"in memory": dataset, "list": views, "separate": [graph.clone() for graph in views]}
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    if device.type == "cpu":
+        torch.set_num_threads(1)
     try:
         for form, graphs in forms.items():
             for size in sizes:

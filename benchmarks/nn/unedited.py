@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ _WAYS = {"plain": [], "run": ["-m", "pyg_direct", "run"]}
 
 
 def measure_unedited(names: tuple[str, ...] = PROGRAMS, epochs: int = 200, turns: int = 2) -> Iterator[Row]:
-    """Measure epochs, each a step and a test, in processes that take turns; losses stand in the notes.
+    """Measure epochs, each a step and a test, in processes that take turns.
+
+    Losses of each process, its median and its replayed passes stand in the notes: processes differ more than epochs.
 
     Args:
         names: Programs of `unedited_program.py`.
@@ -34,11 +37,15 @@ def measure_unedited(names: tuple[str, ...] = PROGRAMS, epochs: int = 200, turns
             for way, prefix in _WAYS.items():
                 found[way].append(_run([*prefix, str(_PROGRAM), name, str(epochs)]))
         # The first tenth of the epochs has other work too.
-        times = {way: [1e3 * one for made in runs for one in made["seconds"][epochs // 10 :]]
-                 for way, runs in found.items()}  # fmt: skip
+        late = {way: [[1e3 * one for one in made["seconds"][epochs // 10 :]] for made in runs]
+                for way, runs in found.items()}  # fmt: skip
+        times = {way: [one for part in parts for one in part] for way, parts in late.items()}
         for way, runs in found.items():
             losses = ", ".join(f"{made['losses'][0]:.5f} to {made['losses'][-1]:.5f}" for made in runs)
-            yield Row.of(f"unedited/{name}", f"epoch, {way}", "ms", times[way], note=f"losses {losses}")
+            medians = ", ".join(f"{median(part):.2f}" for part in late[way])
+            replayed = ", ".join(str(made["replayed"]) for made in runs)
+            note = f"losses {losses}; medians {medians}; replayed {replayed}"
+            yield Row.of(f"unedited/{name}", f"epoch, {way}", "ms", times[way], note=note)
         yield Row.of(f"unedited/{name}", "epoch, plain over run", "x",
                      [median(times["plain"]) / one for one in times["run"]])  # fmt: skip
 
@@ -48,4 +55,5 @@ def _run(args: list[str]) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(f"{' '.join(args)} must end without an error, got {done.stderr[-500:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    replayed = re.search(r"(\d+) passes of models replayed", done.stderr)
+    return {**found, "replayed": int(replayed[1]) if replayed else 0}

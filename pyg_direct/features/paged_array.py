@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import FileError, IdError
-from pyg_direct.features.range_reader import DiskReads, RangeReader, measure_disk
+from pyg_direct.features.disk_rates import find_rates, measure_disk
+from pyg_direct.features.range_reader import DiskReads, RangeReader
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.kernels.rows.file_pages import list_pages_cpu, take_numbers_cpu
 from pyg_direct.kernels.rows.file_ranges import PAGE
@@ -203,10 +204,10 @@ class PagedArray:
         if reader is None:
             return DiskReads(path, 0, 0, item, 0, 0, PAGE, 0, 0.0, 0, unit="neighbor")
         if measures_disk and self._rates is None:
-            self._rates = measure_disk(self.file)
+            self._rates = find_rates(self.file) or measure_disk(self.file)
         in_order, at_random = self._rates or (None, None)
-        return DiskReads(path, self._num_asked, self._num_missed, item, reader.num_requests, reader.num_pages, PAGE,
-                         reader.num_again, reader.seconds, self._num_asked, in_order, at_random,
+        return DiskReads(path, self._num_asked, self._num_missed, item, reader.num_requests, reader.num_pages,
+                         reader.unit, reader.num_again, reader.seconds, self._num_asked, in_order, at_random,
                          unit="neighbor")  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """Reads of many rows of a file, each page once and in ascending order, by large requests of several threads.
 
 `RangeReader` reads rows into memory and counts its requests. `DiskReads` reports them beside the rate of the disk.
-`measure_disk` measures that rate.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import functools
 import mmap
 import os
-import random
-import threading
 import time
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
@@ -19,6 +16,7 @@ import numpy as np
 
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.errors import FileError
+from pyg_direct.features.disk_rates import DiskRates, choose_gap, find_block, find_rates, read_timeout
 from pyg_direct.features.row_files import Layout, RowFile
 from pyg_direct.kernels.rows.file_ranges import PAGE, read_file_ranges_cpu
 from pyg_direct.object_text import show_count
@@ -26,8 +24,8 @@ from pyg_direct.profiling import show_bytes
 from pyg_direct.runtime.host.memory_sizes import available_bytes
 from pyg_direct.runtime.host.threads import Pool
 
-# A request costs a disk as long as 14 KB of a large one (10 us at 1.4 GB/s), so smaller gaps are read along.
-# Gaps of 4 pages would read a third more bytes of sparse rows in the same time.
+# Gaps that are read along if the rates of the disk are not known. A request costs a disk as long as 14 KB of a large
+# one (10 us at 1.4 GB/s). Gaps of 4 pages would read a third more bytes of sparse rows in the same time.
 _GAP_PAGES = 2
 _REQUEST_PAGES = 256
 # Requests in flight: many of few pages, or few of many pages, which would disturb each other.
@@ -38,34 +36,32 @@ _MOST_OF_TASK = 64
 _LOOKED_UP = 32
 # Seconds between two looks at the threads, and those for which a read that was left may still write.
 _LOOK, _LEAVE = 0.2, 2.0
-_TIMEOUT = 300.0
-# Of a measurement of a disk: reads at random, bytes in order, bytes of a request in order, and threads.
-_PROBES, _STREAM, _PIECE, _PROBERS = 2048, 64 << 20, 1 << 20, 8
 
 
-def read_timeout() -> float:
-    """Return the seconds after which a disk that gives no bytes is an error: `PYG_DIRECT_DISK_TIMEOUT`."""
-    return float(os.environ.get("PYG_DIRECT_DISK_TIMEOUT", _TIMEOUT))
-
-
-def split_requests(rows: np.ndarray, offset: int, row_bytes: int) -> np.ndarray:
+def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PAGE,
+                   rates: DiskRates | None = None) -> np.ndarray:  # fmt: skip
     """Return the bounds of requests, int64 `[R + 1]`: request j reads rows `bounds[j]` to `bounds[j + 1] - 1`.
 
-    Rows of one page, and of pages with a small gap between, are read together, up to a length.
+    Rows of one unit, and of units with a small gap between, are read together, up to a length.
 
     Args:
         rows: Positions in the file, int64 `[n]`, ascending and unique.
         offset: Byte of the first row of the file.
         row_bytes: Bytes of a row.
+        unit: Bytes of a unit, which divide a page.
+        rates: Rates of the disk, which choose the gap; None for a gap of two pages.
     """
     if len(rows) == 0:
         return np.zeros(1, np.int64)
-    begins = (offset + rows * row_bytes) // PAGE
-    ends = -(-(offset + (rows + 1) * row_bytes) // PAGE)
+    begins = (offset + rows * row_bytes) // unit
+    ends = -(-(offset + (rows + 1) * row_bytes) // unit)
+    gap = _GAP_PAGES * PAGE // unit
+    if rates is not None:
+        gap = choose_gap(begins, ends, unit, len(rows) * row_bytes, rates)
     is_first = np.ones(len(rows), bool)
-    is_first[1:] = begins[1:] > ends[:-1] + _GAP_PAGES
+    is_first[1:] = begins[1:] > ends[:-1] + gap
     starts = np.maximum.accumulate(np.where(is_first, begins, 0))
-    pieces = (begins - starts) // _REQUEST_PAGES
+    pieces = (begins - starts) // (_REQUEST_PAGES * PAGE // unit)
     is_first[1:] |= pieces[1:] != pieces[:-1]
     return np.append(np.flatnonzero(is_first), len(rows)).astype(np.int64)
 
@@ -95,11 +91,12 @@ class DiskReads(NamedTuple):
         num_asked: Rows of the file that batches asked for, each as often as a batch did.
         num_rows: Rows that were read from the file for them, alone or for a window.
         row_bytes: Bytes of a row.
-        num_requests, num_pages, page_bytes: Requests, the pages that they read, and the bytes of a page.
+        num_requests, num_pages, page_bytes: Requests, the pages that they read, and the bytes of a page. A block of the
+            disk counts as a page if reads are as fine.
         num_again: Pages that had been read before.
         num_claimed: Rows that windows of batches held, each once in a window.
         disk_rate: Bytes per second that the disk gives in order, measured; None if it was not measured.
-        random_rate: Pages per second that it gives at random; likewise.
+        random_rate: Pages of 4 KiB per second that it gives at random; likewise.
         unit: Name of what batches ask for: a row, or a neighbor of a list.
     """
 
@@ -148,7 +145,7 @@ class DiskReads(NamedTuple):
         if self.disk_rate is None or self.random_rate is None:
             return shown
         return (f"{shown} beside the disk's {self.disk_rate / 1e9:.2f} GB/s in order and "
-                f"{self.random_rate * self.page_bytes / 1e9:.2f} at random")  # fmt: skip
+                f"{self.random_rate * PAGE / 1e9:.2f} at random")  # fmt: skip
 
 
 class RangeReader:
@@ -157,6 +154,9 @@ class RangeReader:
     It reads past the page cache of the system if the cache has no use. This is so for a table that the caller keeps in
     memory, and for a table larger than half of the free memory. Rows that are cached are read from there.
 
+    Which gaps between rows are read along depends on the rates of the disk. Past the page cache, blocks of the disk are
+    read, which are smaller than pages, unless the caller keeps all rows of the pages.
+
     Args:
         keeps_all: True if each row is read at most once, by this process alone.
         is_shared: True if other processes of this host read the file at about the same time. The page cache then holds
@@ -164,6 +164,7 @@ class RangeReader:
 
     Attributes:
         num_requests, num_pages, num_again, seconds: See `DiskReads`.
+        unit: Bytes that a request reads, at least: of a page, or of a block of the disk.
         is_broken: True after a read that did not end; its threads may still write.
     """
 
@@ -175,9 +176,10 @@ class RangeReader:
         self._row_bytes = file.layout.num_bytes // max(1, file.layout.shape[0])
         size = file.layout.offset + file.layout.num_bytes
         self._seen = np.zeros(-(-size // PAGE) + 1, np.uint8)
-        self._room = (_REQUEST_PAGES + _GAP_PAGES + 2) * PAGE + -(-self._row_bytes // PAGE) * PAGE
+        self._room = (_REQUEST_PAGES + 2) * PAGE + -(-self._row_bytes // PAGE) * PAGE
         is_large = file.layout.num_bytes > available_bytes() // 2
         self._is_direct = not is_shared and (keeps_all or is_large)
+        self.unit = find_block(file) if self._is_direct and not keeps_all else PAGE
         self._pool = Pool(_MANY, "pyg_direct_file", functools.partial(set_cpu_threads, 1))
         # Memory of whole pages that requests pass through. The last one that was given back is taken first, so that
         # few are touched whole.
@@ -201,11 +203,12 @@ class RangeReader:
             FileError: the file changed, was cut short, or the disk fails or gives no bytes; the byte is named.
         """
         self.file.check()
-        bounds = split_requests(rows, self.file.layout.offset, self._row_bytes)
-        count = len(bounds) - 1
-        if count == 0:
+        if len(rows) == 0:
             return True
         is_cached = self.file.is_cached(rows[:: max(1, len(rows) // _LOOKED_UP)].tolist())
+        bounds = split_requests(rows, self.file.layout.offset, self._row_bytes, self.unit,
+                                None if is_cached else find_rates(self.file))  # fmt: skip
+        count = len(bounds) - 1
         handle = self.file.open_handle(is_direct=self._is_direct and not is_cached)
         begin = time.perf_counter()
         try:
@@ -263,7 +266,7 @@ class RangeReader:
         try:
             while not self._is_left:
                 done += read_file_ranges_cpu(handle, self.file.layout.offset, rows, slots, bounds[done:], staging, out,
-                                             self._seen, progress)  # fmt: skip
+                                             self._seen, progress, self.unit)  # fmt: skip
                 if done == len(bounds) - 1:
                     break
                 self._read_pieces(handle, rows, slots, bounds[done : done + 2], staging, out, progress)
@@ -280,44 +283,10 @@ class RangeReader:
                      out: np.ndarray, progress: np.ndarray) -> None:  # fmt: skip
         """Serve a request that did not come in one piece."""
         own, offset = rows[bounds[0] : bounds[1]], self.file.layout.offset
-        begin = (offset + int(own[0]) * self._row_bytes) // PAGE * PAGE
+        begin = (offset + int(own[0]) * self._row_bytes) // self.unit * self.unit
         needed = offset + (int(own[-1]) + 1) * self._row_bytes - begin
         got = self.file.read_bytes(begin, staging.data[:needed])
         progress[1] += 1
-        progress[2] += -(-got // PAGE)
+        progress[2] += -(-got // self.unit)
         places = offset - begin + own[:, None] * self._row_bytes + np.arange(self._row_bytes)
         out[slots[bounds[0] : bounds[1]]] = staging[places]
-
-
-def measure_disk(file: RowFile) -> tuple[float, float]:
-    """Measure the disk of a file: (bytes per second in order, pages per second at random), past the page cache.
-
-    It takes a fraction of a second. If the file system has no reads past the cache, cached pages are counted too.
-    """
-    size = file.layout.offset + file.layout.num_bytes
-    pages, pieces = max(1, size // PAGE), max(1, min(size, _STREAM) // _PIECE)
-    handle, numbers = file.open_handle(is_direct=True), random.Random(0)
-    first = numbers.randrange(max(1, size // _PIECE - pieces + 1)) * _PIECE
-    try:
-        in_order = _time_reads(handle, [first + number * _PIECE for number in range(pieces)], _PIECE)
-        at_random = _time_reads(handle, [numbers.randrange(pages) * PAGE for _ in range(_PROBES)], PAGE)
-    finally:
-        os.close(handle)
-    return min(size, pieces * _PIECE) / in_order, _PROBES / at_random
-
-
-def _time_reads(handle: int, places: list[int], num_bytes: int) -> float:
-    """Measure the seconds of reads by several threads, which take turns in the order of `places`."""
-
-    def read(own: list[int]) -> None:
-        target = mmap.mmap(-1, num_bytes)
-        for place in own:
-            os.preadv(handle, [target], place)
-
-    threads = [threading.Thread(target=read, args=(places[number::_PROBERS],)) for number in range(_PROBERS)]
-    begin = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return max(1e-9, time.perf_counter() - begin)

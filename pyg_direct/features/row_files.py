@@ -104,6 +104,11 @@ class RowFile:
         """Size, time of change in ns, and number of the file when it was opened."""
         return self._stamp
 
+    @property
+    def handle(self) -> int:
+        """Open handle of the file, which stays the file's whatever its path names later."""
+        return self._handle
+
     def _read_layout(self, file: BinaryIO, name: str | None, dtype: torch.dtype | None, shape: Sequence[int] | None,
                      offset: int) -> Layout:  # fmt: skip
         kind = "" if self._is_bare else self.path.suffix.lower()

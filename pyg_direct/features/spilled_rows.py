@@ -31,7 +31,7 @@ from pyg_direct.runtime.host.memory_sizes import parse_size
 
 _LOGGER = logging.getLogger(__name__)
 
-# Windows of planned rows that this thread reads from, and the number of the window of batches.
+# Windows of planned rows that this thread reads from, and the number of the planned batch.
 SERVED: Any = threading.local()
 
 
@@ -40,7 +40,7 @@ def serving(windows: Mapping[int, Tier], number: int) -> Iterator[None]:
     """Read rows of tiers from their windows in this thread, in this block.
 
     Args:
-        number: Number of the window of batches whose rows are read.
+        number: Number of the planned batch whose rows are read.
     """
     before = getattr(SERVED, "windows", {}), getattr(SERVED, "number", -1)
     SERVED.windows, SERVED.number = windows, number

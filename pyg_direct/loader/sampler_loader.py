@@ -222,9 +222,13 @@ class GeneralLoader(EpochLoader):
                          together=1 if lists is None else _MOST_TOGETHER)  # fmt: skip
 
     def _ahead_bytes(self) -> int:
-        """Return the host memory for planned batches of this process."""
+        """Return the memory for planned batches of this process: of the host, or of a GPU that reads files itself."""
+        from pyg_direct.features.gpu_direct_reader import wants_gpu_direct
+
         if isinstance(self.ahead, str):
             return parse_size(self.ahead)
+        if wants_gpu_direct(self.device):
+            return int(_AHEAD_SHARE * free_bytes(self.device.index))
         return int(_AHEAD_SHARE * available_bytes()) // self._count_local()
 
     def _count_local(self) -> int:

@@ -109,3 +109,5 @@ def _replicate(self: Any) -> Any:
 
 # Names that torch, `pickle` and `copy` look up on an instance before its class.
 _GUARDS = {"__reduce_ex__": _reduce, "__deepcopy__": _copy_deeply, "_replicate_for_data_parallel": _replicate}
+# Attributes that `attach` adds to those that it is given.
+GUARD_NAMES = frozenset((_NAMES, *_GUARDS))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from itertools import compress
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -49,9 +51,14 @@ def make_step(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None or not _is_plain(self):
             return original(self, closure)
-        with torch.no_grad():
+        # A context of torch takes as long as the rest of a small step.
+        is_graded = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
             for group in self.param_groups:
                 _step_group(self, group)
+        finally:
+            torch._C._set_grad_enabled(is_graded)
         return None
 
     return step
@@ -79,7 +86,7 @@ def _is_plain(optimizer: Any) -> bool:
         and getattr(optimizer, "found_inf", None) is None
         and not torch._C._autograd._profiler_enabled()
         and not torch.compiler.is_compiling()
-        and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
     )
 
 
@@ -88,20 +95,41 @@ def _is_plain_group(group: dict[str, Any]) -> bool:
     numbers = group["lr"], *group["betas"]
     return bool(group["fused"] and "decoupled_weight_decay" in group and not group["capturable"]
                 and not group["differentiable"] and not any(isinstance(number, Tensor) for number in numbers)
-                and len({(part.device, part.dtype) for part in group["params"]}) == 1)  # fmt: skip
+                and len(set(map(_read_kind, group["params"]))) == 1)  # fmt: skip
+
+
+_read_kind, _read_layout, _read_grad = attrgetter("device", "dtype"), attrgetter("layout"), attrgetter("grad")
+_read_state = itemgetter("exp_avg", "exp_avg_sq", "step")
 
 
 def _step_group(optimizer: Any, group: dict[str, Any]) -> None:
-    lists: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
-    optimizer._init_group(group, *lists)
-    parameters, steps = lists[0], lists[-1]
-    if not parameters:
+    lists = _read_lists(optimizer, group)
+    if not lists[0]:
         return
-    torch._foreach_add_(steps, 1)
+    torch._foreach_add_(lists[-1], 1)
     beta1, beta2 = group["betas"]
     fused = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
     fused(*lists, amsgrad=group["amsgrad"], lr=group["lr"], beta1=beta1, beta2=beta2, eps=group["eps"],
           weight_decay=group["weight_decay"], maximize=group["maximize"], grad_scale=None, found_inf=None)  # fmt: skip
+
+
+def _read_lists(optimizer: Any, group: dict[str, Any]) -> tuple[list[Tensor], ...]:
+    """Return what `_init_group` lists, by functions without Python code if all parameters have a state."""
+    parameters: list[Tensor] = group["params"]
+    grads = list(map(_read_grad, parameters))
+    has_grad = [grad is not None for grad in grads]
+    if not all(has_grad):
+        parameters, grads = list(compress(parameters, has_grad)), list(compress(grads, has_grad))
+    if parameters and not group["amsgrad"] and set(map(_read_layout, grads)) == {torch.strided}:
+        try:
+            averages, squares, steps = zip(*map(_read_state, map(optimizer.state.get, parameters)), strict=True)
+            return parameters, grads, list(averages), list(squares), [], list(steps)
+        except (KeyError, TypeError):
+            # A parameter takes its first step.
+            pass
+    lists: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
+    optimizer._init_group(group, *lists)
+    return lists
 
 
 def make_zero_grad(original: Callable[..., None]) -> Callable[..., None]:

@@ -2,9 +2,13 @@
 
 `python -m tests.compat.example_programs PATH` runs each over generated data (`generated_data.py`), PATH being the
 folder `examples` of a checkout of PyG, once plain and once by `pyg_direct run`, on one thread and with equal seeds, in
-processes forked from one that has imported torch and PyG. It writes `tests/compat/example_programs_<machine>.md`, and
-ends with 1 if a result differs. A program's bytes are copied, never changed. Some need scikit-learn, SciPy, RDKit, OGB
-or torch-sparse.
+processes forked from one that has imported torch and PyG. It writes `tests/compat/example_programs_<machine>.md`, a row
+as soon as a program is done, and ends with 1 if a result differs. A program's bytes are copied, never changed. Some
+need scikit-learn, SciPy, RDKit, OGB or torch-sparse.
+
+Programs take a GPU if there is one. Lines then differ by the order of additions and by other draws, so that scores are
+compared over three seeds. A line's time is the median, as graphs are recorded in the first ones, and more lines are
+read. `--part 2/6`, `--seconds 250` and `--missing` do a part of the programs at a time.
 """
 
 import contextlib
@@ -16,8 +20,13 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -35,6 +44,10 @@ LOADERS = ("PyG", "pyg_direct")
 SEEDS = (12, 13, 14)
 # Standard errors between mean scores of programs whose batches are drawn.
 ERRORS = 3.0
+# On a GPU, times as many lines as on a CPU, if a program has them.
+MORE_LINES = 5
+# Least speed-up that is not named at the end.
+LEAST_SPEED_UP = 0.98
 
 
 class Program(NamedTuple):
@@ -132,7 +145,9 @@ PROGRAMS = [
 
 
 class Run(NamedTuple):
-    """Lines of scores of a run, seconds from the first to the last, and the classes that it left to PyG."""
+    """Lines of scores of a run, seconds from the first to the last or for one line, and the classes that it left to
+    PyG.
+    """
 
     lines: list[str]
     seconds: float = float("nan")
@@ -144,27 +159,44 @@ class Run(NamedTuple):
         return float(re.findall(r"\d+\.?\d*(?:e-?\d+)?", self.lines[-1])[-1])
 
 
-def compare(program: Program, examples: Path, folder: Path, timeout: int) -> dict[str, list[Run]]:
+def find_gpu() -> str:
+    """Return the name of the GPU; empty without one. Asked in a process of its own: none that uses CUDA may fork."""
+    source, target = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            os.write(target, (torch.cuda.get_device_name() if torch.cuda.is_available() else "").encode())
+        finally:
+            os._exit(0)
+    os.close(target)
+    with os.fdopen(source) as name:
+        found = name.read()
+    os.waitpid(process, 0)
+    return found
+
+
+def compare(program: Program, examples: Path, timeout: int, on_gpu: bool = False) -> dict[str, list[Run]]:
     """Run a program with both loaders in turn, each in a folder of its own with its own data; returns the runs.
 
     Raises:
         RuntimeError: a run ended before its last line.
     """
     runs: dict[str, list[Run]] = {loader: [] for loader in LOADERS}
-    for seed in SEEDS[: 3 if program.is_drawn else 1]:
-        for loader in LOADERS:
-            own = folder / loader / "examples"
-            (own / program.path).parent.mkdir(parents=True, exist_ok=True)
-            text = (examples / program.path).read_text()
-            for old, new in program.edits if loader != "PyG" else ():
-                text = text.replace(old, new)
-            (own / program.path).write_text(text)
-            begin = ["run"] if loader != "PyG" and not program.edits else []
-            runs[loader].append(run([*begin, str(own / program.path)], program, timeout, seed))
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in SEEDS if program.is_drawn or on_gpu else SEEDS[:1]:
+            for loader in LOADERS:
+                own = Path(folder) / loader / "examples"
+                (own / program.path).parent.mkdir(parents=True, exist_ok=True)
+                text = (examples / program.path).read_text()
+                for old, new in program.edits if loader != "PyG" else ():
+                    text = text.replace(old, new)
+                (own / program.path).write_text(text)
+                begin = ["run"] if loader != "PyG" and not program.edits else []
+                runs[loader].append(run([*begin, str(own / program.path)], program, timeout, seed, on_gpu=on_gpu))
     return runs
 
 
-def run(arguments: list[str], program: Program, timeout: int, seed: int = SEEDS[0]) -> Run:
+def run(arguments: list[str], program: Program, timeout: int, seed: int = SEEDS[0], *, on_gpu: bool = False) -> Run:
     """Run a program in a process of its own, until its last line of scores.
 
     Args:
@@ -172,6 +204,7 @@ def run(arguments: list[str], program: Program, timeout: int, seed: int = SEEDS[
         program: The program.
         timeout: Seconds until it is ended.
         seed: Of all generators, before it starts.
+        on_gpu: Read more lines if there are any, and time one.
 
     Raises:
         RuntimeError: it ended before its last line.
@@ -194,8 +227,8 @@ def run(arguments: list[str], program: Program, timeout: int, seed: int = SEEDS[
         for line in output:
             if line.startswith(program.begins):
                 lines.append(line.strip())
-                times.append(measure_time(process))
-            if len(lines) == program.lines:
+                times.append(time.monotonic() if on_gpu else measure_time(process))
+            if len(lines) == program.lines * (MORE_LINES if on_gpu else 1):
                 break
         # It reports what it left to PyG, and its workers may not outlive it.
         os.kill(process, signal.SIGTERM)
@@ -205,13 +238,19 @@ def run(arguments: list[str], program: Program, timeout: int, seed: int = SEEDS[
     if len(lines) < program.lines:
         raise RuntimeError(f"{arguments} ended after {lines}: {said[-1500:]}")
     left = re.findall(r"^pyg_direct: left to PyG: (.*)$", said, re.M)
-    return Run(lines, times[-1] - times[0] if len(times) > 1 else float("nan"), left[-1] if left else "")
+    return Run(lines, find_seconds(times, on_gpu), left[-1] if left else "")
+
+
+def find_seconds(times: list[float], on_gpu: bool) -> float:
+    """Return the seconds from the first line to the last; on a GPU the median of those of a line."""
+    if len(times) < 2:
+        return float("nan")
+    gaps = [later - sooner for sooner, later in pairwise(times)]
+    return median(gaps[len(gaps) // 2 :]) if on_gpu else times[-1] - times[0]
 
 
 def measure_time(process: int) -> float:
-    """Return seconds of processor time of a process and its children, or of the clock if there is a GPU."""
-    if torch.cuda.device_count():
-        return time.monotonic()
+    """Return seconds of processor time of a process and its children."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -231,7 +270,9 @@ def _end_workers(session: int) -> None:
 
 def _begin(arguments: list[str], program: Program, seed: int) -> None:
     """Run a program in this process, and end it."""
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # Also where a test has replaced them.
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     here = os.getpid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     generate()
@@ -289,10 +330,14 @@ def tabulate(results: dict[str, dict[str, list[Run]]], before: str = "", commit:
             equal = str(sum(first == second for first, second in pairs))
             same = "the same" if ours[0].lines[-1] == plain[0].lines[-1] else ours[0].lines[-1]
             shown = [plain[0].lines[-1], same]
-        seconds = [f"{mean(one.seconds for one in each):.2f}".replace("nan", "-") for each in (plain, ours)]
+        seconds = [_show_seconds(mean(one.seconds for one in each)) for each in (plain, ours)]
         rows.append(f"| {' | '.join([name, str(len(plain[0].lines)), equal, *shown, *seconds, ours[0].left])} "
                     f"| {commit} |")  # fmt: skip
     return "\n".join([*HEADER, *rows]) + "\n"
+
+
+def _show_seconds(seconds: float) -> str:
+    return "-" if seconds != seconds else f"{seconds:.2f}" if seconds >= 0.1 else f"{seconds:.2g}"
 
 
 def measure_scores(runs: list[Run]) -> tuple[float, float]:
@@ -310,10 +355,74 @@ def is_apart(runs: dict[str, list[Run]]) -> bool:
     return abs(first - second) > ERRORS * (error**2 + other**2) ** 0.5
 
 
+def is_slow(runs: dict[str, list[Run]]) -> bool:
+    """Check that runs by ours take longer than plain ones."""
+    plain, ours = (mean(one.seconds for one in each) for each in runs.values())
+    return plain < LEAST_SPEED_UP * ours
+
+
+def choose(only: str = "", part: str = "1/1", before: str | None = None) -> list[Program]:
+    """List the programs to run.
+
+    Args:
+        only: Parts of their names, by commas.
+        part: `K/N` takes the Kth of N parts, in which long and short programs are mixed.
+        before: A table; programs with a row are left out.
+
+    Raises:
+        ValueError: `part` is no such fraction.
+    """
+    number, _, count = part.partition("/")
+    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+        raise ValueError(f"part must be K/N with 1 <= K <= N, got {part!r}")
+    done = {row.split(" | ")[0].removeprefix("| ") for row in (before or "").splitlines()}
+    wanted = [one for one in PROGRAMS if any(word in one.name for word in only.split(","))]
+    return [one for one in wanted[int(number) - 1 :: int(count)] if one.name not in done]
+
+
+def compare_all(programs: list[Program], examples: Path, timeout: int, *, on_gpu: bool, jobs: int = 1,
+                seconds: float = float("inf")) -> Iterator[tuple[Program, dict[str, list[Run]] | None]]:  # fmt: skip
+    """Compare programs, `jobs` at a time; returns each with its runs as soon as it is done, or None if one failed.
+
+    Args:
+        seconds: No program is begun after so many.
+    """
+    begin, each = time.monotonic(), partial(_compare_or_say, examples=examples, timeout=timeout, on_gpu=on_gpu)
+    if jobs == 1:
+        for program in programs:
+            if time.monotonic() - begin < seconds:
+                yield program, each(program)
+        return
+    # Not a pool of daemons, whose programs may start no processes.
+    with ProcessPoolExecutor(jobs, get_context("fork")) as pool:
+        futures = {pool.submit(_compare_until, each, begin + seconds, program): program for program in programs}
+        for future in as_completed(futures):
+            program, runs = futures[future], future.result()
+            if runs != {}:
+                yield program, runs
+
+
+def _compare_until(each: "partial[dict[str, list[Run]] | None]", end: float, program: Program
+                   ) -> dict[str, list[Run]] | None:  # fmt: skip
+    return each(program) if time.monotonic() < end else {}
+
+
+def _compare_or_say(program: Program, examples: Path, timeout: int, on_gpu: bool) -> dict[str, list[Run]] | None:
+    try:
+        return compare(program, examples, timeout, on_gpu)
+    except RuntimeError as error:
+        print(error, flush=True)
+        return None
+
+
 def main(
     examples: Annotated[Path, typer.Argument(help="The folder `examples` of a checkout of PyG.")],
     only: Annotated[str, typer.Option(help="Parts of the names of the programs to run, by commas.")] = "",
+    part: Annotated[str, typer.Option(help="K/N: the Kth of N parts of the programs.")] = "1/1",
+    missing: Annotated[bool, typer.Option(help="Only programs without a row.")] = False,
+    jobs: Annotated[int, typer.Option(help="Programs at a time; seconds are then those of a shared machine.")] = 1,
     timeout: Annotated[int, typer.Option(help="Seconds for each run.")] = 600,
+    seconds: Annotated[float, typer.Option(help="No program is begun after so many.")] = float("inf"),
     out: Annotated[Path, typer.Option(help="Folder of the table.")] = HERE,
 ) -> None:
     """Run PyG's example programs with PyG's loaders and with ours."""
@@ -321,33 +430,35 @@ def main(
 
     from pyg_direct.bench.result_row import read_commit
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    path = out / f"example_programs_{'cpu' if device == 'CPU' else device.split()[-1].lower()}.md"
+    gpu = find_gpu()
+    path = out / f"example_programs_{gpu.split()[-1].lower() if gpu else 'cpu'}.md"
+    compared = (
+        "the last\nnumber of the last line is compared, its mean over three seeds and the standard error. Seconds are "
+        "the median\nof those of a line.\n\n" if gpu else
+        "lines are compared. If batches are drawn,\nthe last number of the last line is compared, its mean over three "
+        "seeds and the standard error.\nSeconds go from the first line to the last, of processor time.\n\n"
+    )  # fmt: skip
     head = (
         "# PyG's example programs, line by line\n\nPyG "
-        f"{torch_geometric.__version__}, torch {torch.__version__}, {device}, one thread; `python -m "
+        f"{torch_geometric.__version__}, torch {torch.__version__}, {gpu or 'CPU'}, one thread; `python -m "
         "tests.compat.example_programs PATH`.\nData sets are generated, in the place of what their classes "
         "download. Each program runs plain\nand by `pyg_direct run`, with equal seeds, and ends after a few lines "
-        "of scores. If batches are drawn,\nthe last number of the last line is compared, its mean over three seeds "
-        "and the standard error.\nSeconds go from the first line to the last, processor time on a CPU.\n\n"
+        f"of scores; {compared}"
     )
-    apart, failed = [], []
-    for program in PROGRAMS:
-        if not any(part in program.name for part in only.split(",")):
+    apart, failed, slow = [], [], []
+    programs = choose(only, part, path.read_text() if missing and path.exists() else None)
+    for program, runs in compare_all(programs, examples, timeout, on_gpu=bool(gpu), jobs=jobs, seconds=seconds):
+        if runs is None:
+            failed.append(program.name)
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                runs = compare(program, examples, Path(folder), timeout)
-            except RuntimeError as error:
-                failed.append(program.name)
-                print(error, flush=True)
-                continue
         table = tabulate({program.name: runs}, path.read_text() if path.exists() else "", read_commit())
         path.write_text(head + table)
         print(table.splitlines()[-1], flush=True)
         if is_apart(runs):
             apart.append(program.name)
-    print(f"apart: {apart}, failed: {failed}")
+        if is_slow(runs):
+            slow.append(program.name)
+    print(f"apart: {apart}, failed: {failed}, slower than {LEAST_SPEED_UP} x: {slow}")
     raise typer.Exit(int(bool(apart or failed)))
 
 

@@ -1,9 +1,25 @@
 """Programs over small graphs find generated data sets, and their lines are compared."""
 
+import math
+
+import pytest
 import torch
+import typer
 from torch_geometric.datasets import TUDataset
 
-from tests.compat.example_programs import Run, is_apart, tabulate
+from tests.compat import example_programs
+from tests.compat.example_programs import (
+    PROGRAMS,
+    Program,
+    Run,
+    choose,
+    compare_all,
+    find_gpu,
+    find_seconds,
+    is_apart,
+    is_slow,
+    tabulate,
+)
 from tests.compat.generated_data import MAKERS, draw, generate
 
 
@@ -50,3 +66,83 @@ def test_drawn_batches_are_compared_by_their_mean_scores():
     assert is_apart({"PyG": plain, "pyg_direct": far})
     row = tabulate({"new.py": {"PyG": plain, "pyg_direct": far}}).splitlines()[-1]
     assert row == "| new.py | 1 | - | 0.72 ± 0.012 | 0.92 ± 0.012 | - | - |  | unknown |"
+
+
+def test_parts_hold_each_program_once_and_rows_are_not_made_again():
+    parts = [choose(part=f"{number}/4") for number in (1, 2, 3, 4)]
+
+    assert sorted(one.name for part in parts for one in part) == sorted(one.name for one in PROGRAMS)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    before = tabulate({"gat.py": {"PyG": [Run(["a 1"])], "pyg_direct": [Run(["a 1"])]}})
+    assert [one.name for one in choose("gat.py,agnn", before=before)] == ["agnn.py", "super_gat.py", "rgat.py"]
+    for wrong in ("0/4", "5/4", "2", "a/b"):
+        with pytest.raises(ValueError, match="part must be K/N"):
+            choose(part=wrong)
+
+
+def test_seconds_of_a_gpu_are_those_of_a_late_line():
+    times = [0.0, 5.0, 6.0, 7.0, 7.1, 7.2]
+
+    assert find_seconds(times, on_gpu=False) == 7.2
+    assert find_seconds(times, on_gpu=True) == pytest.approx(0.1)
+    assert math.isnan(find_seconds([1.0], on_gpu=True))
+    runs = {"PyG": [Run(["a 1"], 0.95)], "pyg_direct": [Run(["a 1"], 1.0)]}
+    assert is_slow(runs)
+    assert not is_slow({**runs, "PyG": [Run(["a 1"], 0.99)]})
+
+
+TEXT = """
+import torch
+for epoch in range({epochs}):
+    print(f"Epoch {{epoch}}, Loss: {{torch.rand(1).item():.4f}}, Test: {{0.5 + {more}}}")
+    print("Other")
+"""
+
+
+def write_programs(folder, monkeypatch, **epochs):
+    for number, (name, count) in enumerate(epochs.items()):
+        text = TEXT.format(epochs=count, more=number)
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.setattr(example_programs, "PROGRAMS", [Program(f"{name}.py") for name in epochs])
+    return example_programs.PROGRAMS
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_programs_run_side_by_side_each_to_its_last_line(tmp_path, monkeypatch, jobs):
+    programs = write_programs(tmp_path, monkeypatch, long=100, short=2, some=7)
+
+    found = dict(compare_all(programs, tmp_path, 120, on_gpu=True, jobs=jobs))
+
+    lines = {one.name: None if runs is None else [len(run.lines) for run in runs["pyg_direct"]]
+             for one, runs in found.items()}  # fmt: skip
+    # Five times as many as on a CPU, or all of them; a program with too few has failed.
+    assert lines == {"long.py": [15] * 3, "short.py": None, "some.py": [7] * 3}
+    assert found[programs[0]]["PyG"][0].lines == found[programs[0]]["pyg_direct"][0].lines
+    assert list(compare_all(programs, tmp_path, 120, on_gpu=True, jobs=jobs, seconds=0)) == []
+
+
+def test_rows_are_written_as_programs_end_and_only_missing_ones_are_made(tmp_path, monkeypatch, capsys):
+    write_programs(tmp_path, monkeypatch, first=3, second=3)
+    monkeypatch.setattr(example_programs, "find_gpu", lambda: "NVIDIA H200")
+    path, codes = tmp_path / "example_programs_h200.md", []
+    for only in ("first", ""):
+        with pytest.raises(typer.Exit) as end:
+            example_programs.main(tmp_path, only, missing=True, out=tmp_path)
+        codes.append(end.value.exit_code)
+
+    assert codes == [0, 0]
+    rows = [row for row in path.read_text().splitlines() if ".py |" in row]
+    assert [row.split(" | ")[0] for row in rows] == ["| first.py", "| second.py"]
+    assert "NVIDIA H200" in path.read_text()
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in said if line.startswith("| ")] == ["| first.py", "| second.py"]
+
+
+@pytest.mark.parametrize("name", ["", "NVIDIA H200"])
+def test_a_gpu_is_asked_in_another_process(monkeypatch, name):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(asked.append(1) or name))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+
+    assert find_gpu() == name
+    assert asked == []

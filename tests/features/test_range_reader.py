@@ -11,7 +11,8 @@ import torch
 from pyg_direct import save_rows
 from pyg_direct.errors import FileError
 from pyg_direct.features import range_reader
-from pyg_direct.features.range_reader import RangeReader, find_whole_rows, measure_disk, split_requests
+from pyg_direct.features.disk_rates import DiskRates, find_block
+from pyg_direct.features.range_reader import RangeReader, find_whole_rows, split_requests
 from pyg_direct.features.row_files import RowFile
 
 PAGE = range_reader.PAGE
@@ -145,7 +146,7 @@ def test_a_disk_that_hangs_is_named_with_the_byte_after_a_timeout(reader_of, mon
     rows, go_on = make_rows(100, 5000), threading.Event()
     reader = reader_of(rows)
 
-    def hang(handle, offset, rows, slots, bounds, staging, out, seen, progress):
+    def hang(handle, offset, rows, slots, bounds, staging, out, seen, progress, unit):
         progress[0] = 123 * PAGE
         go_on.wait()
         return 0
@@ -179,8 +180,38 @@ def test_a_read_can_be_left(reader_of, monkeypatch):
     assert reader.num_requests < 100
 
 
-def test_the_rates_of_a_disk_are_measured(reader_of):
-    in_order, at_random = measure_disk(reader_of(make_rows(3000, 1000)).file)
+def test_blocks_of_the_disk_are_read_instead_of_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: False)
+    # Rates by which a request costs no more than its bytes.
+    monkeypatch.setattr(range_reader, "find_rates", lambda file: DiskRates(1e9, 1e9))
+    monkeypatch.setattr(range_reader, "find_block", lambda file: 512)
+    rows = make_rows(4000, 512)
+    file = RowFile(save_rows(tmp_path / "rows.npy", rows))
+    monkeypatch.setattr(range_reader, "available_bytes", lambda: 1000)
+    reader, ids = RangeReader(file), np.flatnonzero(np.random.default_rng(1).random(4000) < 0.1)
+    # Where the file system has larger blocks, the same requests come through the page cache.
+    reader._is_direct &= find_block(file) == 512
 
-    assert in_order > 0
-    assert at_random > 0
+    assert np.array_equal(read(reader, rows, ids), rows.numpy()[ids])
+    assert (reader.unit, reader.num_pages, reader.num_again) == (512, len(ids), 0)
+    assert np.array_equal(read(reader, rows, ids[::2]), rows.numpy()[ids[::2]])
+    assert reader.num_again == len(ids[::2])
+
+
+@pytest.mark.parametrize(("keeps_all", "is_shared"), [(True, False), (False, True)])
+def test_rows_that_share_pages_with_others_in_memory_are_read_by_pages(tmp_path, monkeypatch, keeps_all, is_shared):
+    monkeypatch.setattr(range_reader, "find_block", lambda file: 512)
+    monkeypatch.setattr(range_reader, "available_bytes", lambda: 1000)
+    file = RowFile(save_rows(tmp_path / "rows.npy", make_rows(100, 512)))
+
+    assert RangeReader(file, keeps_all=keeps_all, is_shared=is_shared).unit == PAGE
+
+
+@pytest.mark.parametrize(("width", "share"), [(512, 0.3), (37, 0.02), (5000, 0.5), (512, 0.01)])
+@pytest.mark.parametrize("rates", [DiskRates(1e9, 6e4), DiskRates(7e9, 1e6), DiskRates(1e8, 100)], ids=str)
+def test_rows_are_equal_whatever_the_disk(reader_of, monkeypatch, width, share, rates):
+    monkeypatch.setattr(range_reader, "find_rates", lambda file: rates)
+    rows = make_rows(3000, width)
+    ids = np.flatnonzero(np.random.default_rng(1).random(3000) < share)
+
+    assert np.array_equal(read(reader_of(rows), rows, ids), rows.numpy()[ids])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.errors import ArgumentError, FileError, IdError
-from pyg_direct.features.range_reader import read_timeout
+from pyg_direct.features.disk_rates import read_timeout
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.tiers.base import Tier
 from pyg_direct.ops.argument_checks import check_ids

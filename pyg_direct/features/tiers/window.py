@@ -1,8 +1,9 @@
 """Rows of a file that planned batches read: in memory before the batches ask for them, read once for all of them.
 
 A loader knows the ids of its next batches. It claims their rows for a window of batches, and reads all of them that are
-not in memory in the order of the file. Rows that a later window claims too stay in memory. This is Belady's rule
-(IBM Systems Journal 5(2), 1966) for all batches that are known; among the others the rows claimed last stay.
+not in memory in the order of the file. A part of them is read as soon as batches of the window before give up as many
+rows. So nearly all of the memory holds one window. Rows that a later batch claims too stay in memory. This is Belady's
+rule (IBM Systems Journal 5(2), 1966) for all batches that are known; among the others the rows claimed last stay.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, measure_disk
+from pyg_direct.features.disk_rates import find_rates, measure_disk
+from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_direct
+from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows
 from pyg_direct.features.spilled_rows import SERVED
 from pyg_direct.features.tiers.base import Tier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier, file_of
@@ -33,18 +37,28 @@ from pyg_direct.runtime.cuda.memory import allocate_or_fall_back
 
 # Bytes of the tables for each row of the file, and for each row in memory, with the lists of a window's rows.
 _TABLE_BYTES, _SLOT_BYTES = 8, 40
+# Parts of the memory. A window leaves one, so that its last rows need not wait for the last batch before it.
+_PARTS = 16
 # Rows that are looked up in the page cache to learn if a file is in it.
 _PROBES = 256
+
+
+class Claim(NamedTuple):
+    """Rows that a batch reads from a file: their ids, int64 `[n]`, and those that no batch of its window claimed."""
+
+    ids: np.ndarray
+    fresh: np.ndarray
 
 
 class RowWindow(Tier):
     """Rows of planned batches in memory, over the tier of their file. Rows that were not planned come from the file.
 
-    One thread claims and reads; any number of threads take rows of windows whose read is over and that were not
-    released. A row in memory stays there until all windows that claimed it are released.
+    One thread claims and reads; any number of threads take rows of batches whose window was read and that were not
+    released. A row in memory stays there until all batches that claimed it are released. Batches, and windows, are
+    numbered in the order in which they claim.
 
     Args:
-        num_bytes: Memory for rows; page-locked if a GPU reads them.
+        num_bytes: Memory for rows; page-locked if a GPU reads them, or of the GPU with GPUDirect Storage.
         is_shared: True if other processes of this host read the file too. Pages that they read at about the same time
             then come from the disk once, through the page cache.
 
@@ -62,12 +76,16 @@ class RowWindow(Tier):
         self.file = file
         num_rows, self._row_bytes = self.shape[0], self.shape[1:].numel() * self.dtype.itemsize
         count = max(1, min(num_rows, num_bytes // self._row_bytes))
-        # Two windows are in memory at once, unless all rows are.
-        self.most_rows = count if count == num_rows else max(1, count // 2)
+        # Nothing is given up if all rows fit.
+        self.most_rows = count if count == num_rows else count - count // _PARTS
+        self._least_part = max(1, count // _PARTS)
         shape = (count, *self.shape[1:])
         self._on_gpu: Tensor | None = None
         self._max_blocks: int | None = None
-        if self.device.type == "cuda":
+        is_direct = wants_gpu_direct(self.device)
+        if is_direct:
+            self._rows = self._on_gpu = torch.empty(shape, dtype=self.dtype, device=self.device)
+        elif self.device.type == "cuda":
             block = allocate_or_fall_back(count * self._row_bytes, "pinned", self.device)
             self._rows = block.view_on_cpu(self.dtype, shape)
             if block.placement != "cpu":
@@ -75,13 +93,20 @@ class RowWindow(Tier):
                 self._max_blocks = blocks_for_rows(DEFAULT_BLOCKS, self._row_bytes, self._row_bytes)
         else:
             self._rows = torch.empty(shape, dtype=self.dtype, device="cpu")
-        self._bytes = rows_in_units(self._rows, torch.uint8).numpy()
-        # By row: its slot, and the last window that claimed it. By slot: its row.
+        rows = rows_in_units(self._rows, torch.uint8)
+        self._bytes: Any = rows if is_direct else rows.numpy()
+        # By row: its slot, and the last batch that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
         self._held = np.full(count, -1, np.int64)
-        self._reader = RangeReader(self.file, keeps_all=count == num_rows, is_shared=is_shared)
-        self._number, self._num_in_window = -1, 0
+        self._reader: GpuDirectReader | RangeReader = GpuDirectReader(self.file) if is_direct else RangeReader(
+            self.file, keeps_all=count == num_rows, is_shared=is_shared)  # fmt: skip
+        self._number, self._num_in_window, self._first_batch, self._batch = -1, 0, 0, -1
+        # Rows of the window, and those of them that are still to be read.
         self._wanted: list[np.ndarray] = []
+        self._missing: np.ndarray | None = None
+        # Slots for them: empty ones, and then those of rows that only batches of earlier windows claimed, with the last
+        # of these batches.
+        self._given = np.empty(0, np.int32), np.empty(0, np.int32)
         self._events: deque[torch.cuda.Event] = deque()
         self.num_asked = self._num_claimed = self._num_read = self._num_alone = 0
         self._counting = threading.Lock()
@@ -106,6 +131,11 @@ class RowWindow(Tier):
         return self._number
 
     @property
+    def last_batch(self) -> int:
+        """Number of the last batch that claimed rows; -1 before the first."""
+        return self._batch
+
+    @property
     def is_broken(self) -> bool:
         """True after a read of the disk that did not end: its memory may still be written."""
         return self._reader.is_broken
@@ -120,53 +150,96 @@ class RowWindow(Tier):
         """Let a read that is under way end early; or read again."""
         self._reader.leave(is_left)
 
-    def claim(self, number: int, ids: np.ndarray) -> bool:
-        """Claim the rows that a batch reads from the file, for a window of batches.
+    def find_fresh(self, number: int, ids: np.ndarray) -> Claim:
+        """Find the rows that a batch would claim.
 
         Args:
             number: Number of the window, ascending.
             ids: int64 `[n]` in any order; ids out of range are left to the read of the batch.
+        """
+        ids = ids[(ids >= 0) & (ids < self.shape[0])]
+        is_fresh = slice(None) if number != self._number else self._claims[ids] < self._first_batch
+        return Claim(ids, np.unique(ids[is_fresh]))
 
-        Returns:
-            False if the window is full without them. A batch that does not fit alone gets as many rows as fit.
+    def has_room(self, number: int, claim: Claim) -> bool:
+        """Report whether the rows of a batch fit the window beside those claimed for it."""
+        return len(claim.fresh) + (self._num_in_window if number == self._number else 0) <= self.most_rows
+
+    def claim(self, number: int, batch: int, claim: Claim) -> None:
+        """Claim the rows that a batch reads from the file, for a window of batches. Of those that do not fit the window
+        as many are claimed as do; the batch reads the others from the file.
+
+        Args:
+            number: Number of the window, ascending.
+            batch: Number of the batch, ascending.
         """
         if number != self._number:
-            self._number, self._num_in_window, self._wanted = number, 0, []
-        ids = ids[(ids >= 0) & (ids < self.shape[0])]
-        fresh = np.unique(ids[self._claims[ids] != number])
-        room = self.most_rows - self._num_in_window
-        if len(fresh) > room:
-            if self._num_in_window > 0:
-                return False
-            fresh = fresh[:room]
-        self.num_asked += len(ids)
-        self._claims[fresh] = number
+            self._number, self._num_in_window, self._first_batch = number, 0, batch
+            self._wanted, self._missing = [], None
+        fresh = claim.fresh[: self.most_rows - self._num_in_window]
+        is_whole = len(fresh) == len(claim.fresh)
+        self._batch = batch
+        self.num_asked += len(claim.ids)
+        self._claims[claim.ids if is_whole else fresh] = batch
         self._num_in_window += len(fresh)
         self._num_claimed += len(fresh)
         self._wanted.append(fresh)
-        return True
 
-    def read_ahead(self, number: int, released: int) -> None:
-        """Read the claimed rows of a window that are not in memory.
+    def read_ahead(self, number: int, released: int) -> bool:
+        """Read rows of a window that are not in memory, as far as released batches make room for them.
 
         Args:
-            released: The last window whose rows are not read any more, as those of the windows before.
+            released: The last batch whose rows are not read any more, as those of the batches before.
+
+        Returns:
+            False if rows are left, for which more batches must be released.
 
         Raises:
             FileError: see `RangeReader.read`.
         """
-        wanted = np.sort(np.concatenate(self._wanted)) if self._number == number and self._wanted else np.empty(0, int)
-        missing = wanted[self._slots[wanted] < 0]
-        count = len(missing)
-        missing = self._add_passed(missing, int(np.count_nonzero(self._held < 0)) - len(missing))
-        slots = self._find_slots(len(missing), released)
+        if number != self._number:
+            return True
+        if self._missing is None:
+            self._missing = self._begin_reads()
+        places, claims = self._given
+        count = min(len(self._missing), int(np.searchsorted(claims, released, "right")))
+        if count < min(len(self._missing), self._least_part):
+            return False
+        part, slots = self._missing[:count], np.sort(places[:count]).astype(np.int64)
+        self._given = places[count:], claims[count:]
+        old = self._held[slots]
+        self._slots[old[old >= 0]] = -1
+        self._held[slots] = -1
         while self._events:
-            # Kernels that read rows of released windows.
+            # Kernels that read rows of released batches.
             self._events.popleft().synchronize()
-        if self._reader.read(missing, slots, self._bytes):
-            self._held[slots] = missing
-            self._slots[missing] = slots
-            self._num_read += count
+        if not self._reader.read(part, slots, self._bytes):
+            return True
+        self._held[slots] = part
+        self._slots[part] = slots
+        # Others came along in their pages.
+        self._num_read += int(np.count_nonzero(self._claims[part] >= self._first_batch))
+        self._missing = self._missing[count:]
+        return len(self._missing) == 0
+
+    def _begin_reads(self) -> np.ndarray:
+        """Return the rows of the window that are not in memory, ascending, and list the slots that they may take."""
+        wanted = np.concatenate(self._wanted)
+        self._wanted = []
+        wanted.sort()
+        missing = wanted[self._slots[wanted] < 0]
+        is_empty = self._held < 0
+        empty, used = np.flatnonzero(is_empty).astype(np.int32), np.flatnonzero(~is_empty).astype(np.int32)
+        claims = self._claims[self._held[used]]
+        is_old = claims < self._first_batch
+        # The rows that were claimed longest ago come first. Older ones than 16 bits count are equal, as NumPy sorts
+        # these in linear time.
+        least = max(-1, self._first_batch - np.iinfo(np.uint16).max)
+        used, claims = used[is_old], np.maximum(claims[is_old], least)
+        order = np.argsort((claims - least).astype(np.uint16), kind="stable")
+        self._given = (np.concatenate([empty, used[order]]),
+                       np.concatenate([np.full(len(empty), -1, np.int32), claims[order]]))  # fmt: skip
+        return self._add_passed(missing, len(empty) - len(missing))
 
     def _add_passed(self, rows: np.ndarray, room: int) -> np.ndarray:
         """Return the same rows with others in the pages that are read for them, as many as have empty slots."""
@@ -182,21 +255,6 @@ class RowWindow(Tier):
         is_new[np.isin(passed, rows, assume_unique=True)] = False
         return np.sort(np.concatenate([rows, passed[is_new][:room]]))
 
-    def _find_slots(self, count: int, released: int) -> np.ndarray:
-        """Return slots for new rows: empty ones, then the slots of the rows that were claimed longest ago."""
-        slots = np.flatnonzero(self._held < 0)[:count]
-        needed = count - len(slots)
-        if needed > 0:
-            used = np.flatnonzero(self._held >= 0)
-            claims = self._claims[self._held[used]]
-            used, claims = used[claims <= released], claims[claims <= released]
-            assert len(used) >= needed
-            old = used[np.argpartition(claims, needed - 1)[:needed]]
-            self._slots[self._held[old]] = -1
-            self._held[old] = -1
-            slots = np.concatenate([slots, old])
-        return np.sort(slots)
-
     def _read(self, ids: Tensor, out: Tensor) -> None:
         self._read_to(ids, out)
 
@@ -209,7 +267,7 @@ class RowWindow(Tier):
         self.file.check()
         on_host = check_ids("ids", ids.cpu(), self.shape[0]).long()
         numbers = on_host.numpy()
-        # A row that an earlier window claimed may be overwritten now.
+        # A row that only earlier batches claimed may be overwritten now.
         is_here = (self._claims[numbers] >= SERVED.number) & (self._slots[numbers] >= 0)
         if is_here.all():
             self._take_slots(self._slots[numbers], out, positions)
@@ -247,9 +305,9 @@ class RowWindow(Tier):
         """
         reader = self._reader
         if measures_disk and self._rates is None and self.shape.numel() > 0:
-            self._rates = measure_disk(self.file)
+            self._rates = find_rates(self.file) or measure_disk(self.file)
         return DiskReads(str(self.file.path), self.num_asked, self._num_read + self._num_alone, self._row_bytes,
-                         reader.num_requests, reader.num_pages, PAGE, reader.num_again, reader.seconds,
+                         reader.num_requests, reader.num_pages, reader.unit, reader.num_again, reader.seconds,
                          self._num_claimed, *(self._rates or ()))  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.features.hot_rows import Demand, Listing, Ranked, share_budget
 from pyg_direct.features.row_files import as_tensor, slice_along
 from pyg_direct.graph.pyg_edges import as_rows
+from pyg_direct.loader.collate.frames import Columns, FrameRows, list_tables
 from pyg_direct.loader.memory_placement import Choice, Placed, Rows, choose_places
 from pyg_direct.loader.prefetch.gpu_streams import parts_of_frame
 from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
@@ -70,6 +71,9 @@ class PlacedRows:
         # By key; in a graph with types, by (type or relation, key).
         self._node: dict[Any, Feature] = {}
         self._edge: dict[Any, Feature] = {}
+        # Of frames: their slicers, what they are of, and their tables.
+        self._frames: dict[Any, tuple[FrameRows, Any, str]] = {}
+        self._columns: dict[Columns, Feature] = {}
 
     def _is_shared(self, value: Any, kind: str) -> bool:
         """Check if all processes share the rows; equal in all of them, for any amount of free memory."""
@@ -106,7 +110,18 @@ class PlacedRows:
         return {key: places[key] for key in values}
 
     def _place_all(self, values: dict[Any, Any], kinds: dict[Any, str], rankings: Mapping[Any, Listing | None]) -> None:
-        """Place attributes; `kinds` has `node` or `edge` for each, `rankings` the source of the ranking of rows."""
+        """Place attributes, and the tables of frames.
+
+        Args:
+            kinds: `node` or `edge` for each attribute without its frames.
+            rankings: Source of the ranking of rows, also of frames.
+        """
+        tables = {Columns(key, kind): (table, place, rankings.get(key))
+                  for key, (_, frame, place) in self._frames.items() for kind, table in list_tables(frame)}  # fmt: skip
+        values = {**values, **{key: table for key, (table, _, _) in tables.items()}}
+        kinds = {**kinds, **{key: place for key, (_, place, _) in tables.items()}}
+        rankings = {**{key: ranking for key, ranking in rankings.items() if key not in self._frames},
+                    **{key: ranking for key, (_, _, ranking) in tables.items()}}  # fmt: skip
         self._shared = {id(value) for key, value in values.items() if self._is_shared(value, kinds[key])}
         is_one = not self._sharing and any(kinds[key] == "edge" and isinstance(ranking, Ranked)
                                            for key, ranking in rankings.items())  # fmt: skip
@@ -117,8 +132,13 @@ class PlacedRows:
         if is_one:
             caches |= self._share_cache(values, choices, rankings)
         for key, choice in choices.items():
-            places = self._node if kinds[key] == "node" else self._edge
-            places[key] = self._place(values[key], kinds[key], choice, caches[key], rankings.get(key))
+            feature = self._place(values[key], kinds[key], choice, caches[key], rankings.get(key))
+            if isinstance(key, Columns):
+                slicer, frame, _ = self._frames[key.key]
+                self._columns[key] = feature
+                slicer.put(frame, key.kind, feature)
+            else:
+                (self._node if kinds[key] == "node" else self._edge)[key] = feature
 
     def _share_cache(self, values: dict[Any, Any], choices: Mapping[Any, Choice],
                      rankings: Mapping[Any, Listing | None]) -> dict[Any, int]:  # fmt: skip
@@ -206,10 +226,16 @@ class PlacedRows:
         """Name the placed attributes in messages and reports, uniquely, by key."""
         return {key: str(key) for key in (*self._node, *self._edge)}
 
+    def _name_columns(self) -> dict[str, Feature]:
+        """Return the tables of frames by name."""
+        return {f"{key.key if isinstance(key.key, str) else '.'.join(map(str, key.key))}.{key.kind}": feature
+                for key, feature in self._columns.items()}  # fmt: skip
+
     def describe(self) -> dict[str, Feature]:
         """Return the placed attributes by name."""
-        return {name: self._node[key] if key in self._node else self._edge[key]
-                for key, name in self._name_all().items()}  # fmt: skip
+        named = {name: self._node[key] if key in self._node else self._edge[key]
+                 for key, name in self._name_all().items()}  # fmt: skip
+        return named | self._name_columns()
 
     def on_host(self) -> dict[Any, Feature]:
         """The node attributes that the GPU reads over the link, by key."""
@@ -273,8 +299,9 @@ def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slic
     Raises:
         ArgumentTypeError: an array with a dtype that torch lacks, or a sparse layout other than COO.
     """
+    if isinstance(value, TensorFrame) and not _is_learned(value):
+        return FrameRows(device)
     if isinstance(value, TensorFrame):
-        # A `TensorFrame` slices itself.
         return lambda value, ids: value[ids.to(value.device)].to(device)
     if not isinstance(value, (Tensor, np.ndarray)):
         return lambda value, ids: [value[i] for i in ids.tolist()]

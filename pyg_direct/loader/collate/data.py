@@ -20,6 +20,7 @@ from pyg_direct.features.multi_read import group_narrow
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.loader.collate.attributes import PlacedRows, Slicer, check_rows, choose_slicer, slice_adjacency
+from pyg_direct.loader.collate.frames import FrameRows
 from pyg_direct.loader.collate.stale_rows import Marks
 from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
@@ -80,9 +81,10 @@ class Attributes(PlacedRows):
         edges = edges if self._places is None else None
         if self._places is not None:
             counts = {**counts, "edge": data.edge_index.shape[1]}
-        for key, kind in kinds.items():
+        with_frames = kinds | {key: kind for key, (_, _, kind) in self._frames.items()}
+        for key, kind in with_frames.items():
             check_rows(f"data.{key}", len(data[key]), kind, counts.get(kind, 0))
-        rankings = {key: topology if kind == "node" else edges for key, kind in kinds.items()}
+        rankings = {key: topology if kind == "node" else edges for key, kind in with_frames.items()}
         self._place_all({key: data[key] for key in kinds}, kinds, rankings)
         self._groups = group_narrow(self._node)
         grouped = {name for group in self._groups for name in group.names}
@@ -115,8 +117,10 @@ class Attributes(PlacedRows):
             slicer = choose_slicer(f"data.{key}", value, data.__cat_dim__(key, value, store), self._device)
             if slicer is None:
                 kinds[key] = kind
-            else:
-                self._others[key] = partial(_slice_sampled, kind, slicer, self._places)
+                continue
+            if isinstance(slicer, FrameRows):
+                self._frames[key] = slicer, value, kind
+            self._others[key] = partial(_slice_sampled, kind, slicer, self._places)
         return kinds
 
     def read_group(self, group: InducedGroup) -> tuple[list[dict[str, Tensor]], list[Tensor]]:

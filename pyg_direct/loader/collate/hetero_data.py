@@ -21,6 +21,7 @@ from pyg_direct.features.multi_read import TypedRows
 from pyg_direct.graph.hetero_topo import HeteroTopo, tell_apart
 from pyg_direct.loader.collate.attributes import PlacedRows, Slicer, check_rows, choose_slicer, slice_adjacency
 from pyg_direct.loader.collate.data import copy_store
+from pyg_direct.loader.collate.frames import FrameRows
 from pyg_direct.loader.collate.stale_rows import Marks
 from pyg_direct.runtime.host.lazy_dict import LazyDict
 from pyg_direct.sampler.graph_reader import place_rows, refuse_features
@@ -118,11 +119,13 @@ class HeteroAttributes(PlacedRows):
         self._keys_beside: dict[Any, list[str]] = {}
         for place, stores in (("node", data.node_items()), ("edge", data.edge_items())):
             for kind, store in stores:
-                for key in self._sort_out(data, place, kind, store):
+                placed = self._sort_out(data, place, kind, store)
+                for key in (*placed, *(own for its, own in self._frames if its == kind)):
                     rows = counts.get(kind, 0) if kind not in self._places else store.edge_index.shape[1]
                     check_rows(f"data[{kind!r}].{key}", len(store[key]), place, rows)
-                    values[kind, key], kinds[kind, key] = store[key], place
                     ranked[kind, key] = rankings.get(kind) if place == "node" else None
+                for key in placed:
+                    values[kind, key], kinds[kind, key] = store[key], place
         self._place_all(values, kinds, ranked)
         # Afterwards: moving rows may write to them.
         self.marks = Marks(data)
@@ -168,8 +171,10 @@ class HeteroAttributes(PlacedRows):
             slicer = choose_slicer(f"data[{kind!r}].{key}", value, data.__cat_dim__(key, value, store), self._device)
             if slicer is None:
                 placed.append(key)
-            else:
-                self._others[kind, key] = slicer
+                continue
+            if isinstance(slicer, FrameRows):
+                self._frames[kind, key] = slicer, value, place
+            self._others[kind, key] = slicer
         return placed
 
     def read_together(self, outs: Sequence[HeteroSamplerOutput]) -> list[Read]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore as PygFeatureStore, HeteroData
+from torch_geometric.typing import TensorFrame
 
 from pyg_direct.errors import LoaderWarning, warn
 from pyg_direct.features.feature import Feature
@@ -50,12 +51,17 @@ class Marks:
             mappings = _list_mappings(data)
             if not mappings and isinstance(data, PygFeatureStore):
                 self._held = _list_held(data)
+            # The tables of a frame are values as those of the graph are.
+            mappings = [*mappings, *(value.feat_dict for mapping in mappings for value in mapping.values()
+                                     if isinstance(value, TensorFrame))]  # fmt: skip
         self._mappings, self._sizes = mappings, list(map(len, mappings))
         self._parts = [(mapping, key, value, _count_writes(value)) for mapping in mappings
                        for key, value in mapping.items() if key not in _SAMPLED]  # fmt: skip
         # Columns, which Python compares in one step each: this is called twice per batch.
         self._places, self._keys, self._values = ([part[column] for part in self._parts] for column in range(3))
-        self._tensors = [value for value in self._values if isinstance(value, Tensor) and not value.is_inference()]
+        inner = [part for value in self._values for part in _list_inner(value)]
+        self._tensors = [value for value in (*self._values, *inner)
+                         if isinstance(value, Tensor) and not value.is_inference()]  # fmt: skip
         self._versions = list(map(_READ_VERSION, self._tensors))
         self._features = [(value, value.num_writes) for value in self._values if isinstance(value, Feature)]
 
@@ -138,7 +144,18 @@ def _list_held(store: PygFeatureStore) -> list[tuple[Any, Any, Any, list[tuple[T
 def _count_writes(value: Any) -> int:
     if isinstance(value, Tensor):
         return 0 if value.is_inference() else value._version
-    return value.num_writes if isinstance(value, Feature) else 0
+    if isinstance(value, Feature):
+        return value.num_writes
+    return sum(map(_count_writes, _list_inner(value)))
+
+
+def _list_inner(value: Any) -> list[Tensor]:
+    """List the tensors of a frame beside its tables: its target; and of columns of embeddings."""
+    if isinstance(value, TensorFrame):
+        found = value.y
+    else:
+        found = getattr(value, "values", None) if hasattr(value, "offset") else None
+    return [found] if isinstance(found, Tensor) else []
 
 
 class Values:

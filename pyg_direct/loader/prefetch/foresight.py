@@ -1,8 +1,8 @@
 """Foresight: batches sampled many ahead, so that their rows on disk are read once for all of them, in the file's order.
 
 A batch is a function of (seed, epoch, number), so its rows are known before it is asked for. Consecutive batches form a
-window. While the batches of one window are handed out, the next window is sampled and its rows are read. Its batches
-equal the batches without foresight.
+window. While the batches of one window are handed out, the next window is sampled and its rows are read. They take the
+memory that batches give up. Its batches equal the batches without foresight.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,8 @@ from pyg_direct.runtime.host.threads import Pool
 # Windows in work: the one that is handed out, and the next.
 _WINDOWS = 2
 _FIRST_PART = 4
+# Parts of a window after which the next one may read more rows.
+_PARTS = 16
 
 
 class _Planned:
@@ -35,6 +38,7 @@ class _Planned:
 
     def __init__(self, number: int) -> None:
         self.number, self.num_batches, self.num_left, self.num_bytes = number, 0, 0, 0
+        self.first_batch = -1
         self.ready = threading.Event()
         self.error: BaseException | None = None
 
@@ -86,7 +90,12 @@ class Foresight:
         self._open: deque[_Planned] = deque()
         # Windows of an earlier epoch are released, and their rows may still be in memory.
         self._first = max((window.last_number for window in windows), default=-1) + 1
-        self._num_windows, self._released = self._first, self._first - 1
+        self._num_windows = self._first
+        # Batches are numbered in the order in which they claim rows: the next one, the first one that is not released,
+        # those released after it, and the number of each.
+        self._next_batch = self._unreleased = max((window.last_batch for window in windows), default=-1) + 1
+        self._released_later: set[int] = set()
+        self._place_of: dict[int, int] = {}
         self._is_closed = False
         self._num_cores = get_cpu_threads()
         self._pool = Pool(1, "pyg_direct_ahead")
@@ -137,13 +146,13 @@ class Foresight:
 
         def fetch(sample: Any, number: int, *item: Any) -> Any:
             with self._changed:
-                window = self._window_of.get(number)
+                window, place = self._window_of.get(number), self._place_of.get(number, -1)
             if window is None:
                 return stages.fetch(sample, number, *item)
             window.ready.wait()
             if window.error is not None:
                 raise window.error
-            with serving(self._by_tier, window.number):
+            with serving(self._by_tier, place):
                 return stages.fetch(sample, number, *item)
 
         return Stages(submit, stages.finish, fetch)
@@ -180,12 +189,17 @@ class Foresight:
             if window is None:
                 return
             window.num_left -= 1
+            self._released_later.add(self._place_of.pop(number))
+            while self._unreleased in self._released_later:
+                self._released_later.remove(self._unreleased)
+                self._unreleased += 1
+            self._changed.notify_all()
             self._plan_next()
 
     def _plan_next(self) -> None:
         """Plan a window for each that was released; the caller holds the lock."""
         while self._open and self._open[0].num_left == 0 and self._open[0].ready.is_set():
-            self._released = self._open.popleft().number
+            self._open.popleft()
             if not self._is_closed:
                 self._num_windows += 1
                 self._pool.submit(self._plan, self._num_windows - 1)
@@ -202,10 +216,8 @@ class Foresight:
                 most = max(1, self._most // _FIRST_PART) if number == self._first else self._most
                 while window.num_batches < most and not self._is_closed and self._add_batch(window, most):
                     pass
-            released = self._released
-            if window.num_batches > 0 and not self._is_closed:
-                for own in self._windows:
-                    own.read_ahead(number, released)
+            if window.num_batches > 0:
+                self._read_rows(window)
         except BaseException as error:
             window.error = error
         finally:
@@ -214,6 +226,23 @@ class Foresight:
                 window.ready.set()
                 # Its batches may have failed already, or read their rows later.
                 self._plan_next()
+
+    def _read_rows(self, window: _Planned) -> None:
+        """Read the rows of a window, of all tables in turn, as batches before it give up theirs."""
+        left = list(self._windows)
+        while left and not self._is_closed:
+            with self._changed:
+                released = self._unreleased - 1
+            left = [own for own in left if not own.read_ahead(window.number, released)]
+            if left:
+                with self._changed:
+                    before = self._open[0].num_batches if self._open else 1
+                    enough = min(released + max(1, before // _PARTS), window.first_batch - 1)
+                    self._changed.wait_for(functools.partial(self._is_released, enough))
+
+    def _is_released(self, place: int) -> bool:
+        """Check if all batches up to a number are released, or the epoch has ended; the caller holds the lock."""
+        return self._unreleased > place or self._is_closed
 
     def _add_batch(self, window: _Planned, most: int) -> bool:
         """Sample the next batches and add one to a window; returns False if there is none, or if it does not fit."""
@@ -224,15 +253,19 @@ class Foresight:
         if not self._sampled:
             return False
         batch, sample, reads = self._sampled[0]
-        # All tables claim: a row that is read for a window too early is in memory for the next.
-        fits = [own.claim(window.number, ids.numpy()) for own, ids in reads]
-        size = _count_bytes(sample)
-        if window.num_batches > 0 and (not all(fits) or window.num_bytes + size > self._room):
+        claims = [(own, own.find_fresh(window.number, ids)) for own, ids in _join_reads(reads)]
+        size, fits = _count_bytes(sample), all(own.has_room(window.number, claim) for own, claim in claims)
+        if window.num_batches > 0 and (not fits or window.num_bytes + size > self._room):
             return False
         self._sampled.popleft()
+        place, self._next_batch = self._next_batch, self._next_batch + 1
+        for own, claim in claims:
+            own.claim(window.number, place, claim)
         with self._changed:
             if window.num_batches == 0:
                 self._open.append(window)
+                window.first_batch = place
+            self._place_of[batch] = place
             window.num_batches += 1
             window.num_bytes += size
             window.num_left += 1
@@ -272,6 +305,15 @@ class Foresight:
             if not window.is_broken:
                 window.leave(False)
             window.lock.release()
+
+
+def _join_reads(reads: Sequence[tuple[RowWindow, Tensor]]) -> list[tuple[RowWindow, np.ndarray]]:
+    """Return the ids that a batch reads of each table, which it may read several times."""
+    ids_of: dict[int, list[Tensor]] = {}
+    for own, ids in reads:
+        ids_of.setdefault(id(own), []).append(ids)
+    known = {id(own): own for own, _ in reads}
+    return [(known[key], torch.cat(parts).numpy()) for key, parts in ids_of.items()]
 
 
 @functools.cache

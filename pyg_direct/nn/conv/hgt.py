@@ -14,6 +14,7 @@ from torch_geometric.nn.dense import HeteroLinear
 from pyg_direct.nn import paths
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
+from pyg_direct.nn.hetero.unused_types import drop_relations, find_types_of_pass
 from pyg_direct.nn.linear import multiply_heads
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch
 from pyg_direct.nn.trimming import has_hooks
@@ -44,6 +45,18 @@ class _Told:
 
 def forward(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
     """Override `forward` of an accelerated HGTConv: PyG's own, once all edges are known to be in bounds."""
+    types = find_types_of_pass()
+    if types is None:
+        return _attend(self, x_dict, edge_index_dict)
+    number, unused = types.begin_call()
+    if unused:
+        edge_index_dict = drop_relations(edge_index_dict, unused)
+        read = {end for kind in edge_index_dict for end in (kind[0], kind[-1])}
+        x_dict = {kind: x for kind, x in x_dict.items() if kind in read or kind not in unused}
+    return types.end_call(number, _attend(self, x_dict, edge_index_dict))
+
+
+def _attend(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
     told = None if is_recorded() else _tell(self, x_dict, edge_index_dict)
     if told is None:
         return type(self).forward(self, x_dict, edge_index_dict)

@@ -21,6 +21,7 @@ from torch_geometric.nn.conv.hetero_conv import group
 from pyg_direct.nn.conv.spec import ConvSpec, Joined
 from pyg_direct.nn.dispatch import is_plain
 from pyg_direct.nn.hetero.joined_edges import Relation
+from pyg_direct.nn.hetero.unused_types import drop_relations, find_types_of_pass
 from pyg_direct.nn.module_state import attach, detach, is_attached
 from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.nn.trimming import has_hooks
@@ -49,6 +50,17 @@ class Call(NamedTuple):
 
 def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
     """Override `forward` of a HeteroConv in an accelerated model."""
+    types = find_types_of_pass()
+    if types is None or len(args_dict) != 2 or not kwargs_dict.keys() <= {"edge_attr_dict"}:
+        return _convolve(self, *args_dict, **kwargs_dict)
+    number, unused = types.begin_call()
+    if unused:
+        args_dict = args_dict[0], drop_relations(args_dict[1], unused)
+        kwargs_dict = {name: drop_relations(value, unused) for name, value in kwargs_dict.items()}
+    return types.end_call(number, _convolve(self, *args_dict, **kwargs_dict))
+
+
+def _convolve(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
     out, attributes = None, kwargs_dict.get("edge_attr_dict", {})
     if len(args_dict) == 2 and kwargs_dict.keys() <= {"edge_attr_dict"} and not is_recorded():
         x_dict, edge_index_dict = args_dict

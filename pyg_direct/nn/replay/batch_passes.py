@@ -15,15 +15,13 @@ from torch import Tensor
 from pyg_direct.nn.replay.guards import CONTAINERS, find_norm_over_nodes
 from pyg_direct.nn.replay.model_call import BatchCall, TypedCall, fill_in_types, take_tensors
 from pyg_direct.nn.replay.padded_batch import HopRows, PaddedEdges, PaddedRelations, Sizes, TypedSizes, copy_hops
-from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules
+from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules, is_near
 from pyg_direct.nn.sorted_edges import find_batch
 
 # How much larger than the seen batches batches may be.
 _MARGIN = 0.02
-# Factor of a node's numbers in padding rows, for a test whether others read them. Then the allowed difference of
-# results, for float32 and for narrower dtypes.
+# Factor of a node's numbers in padding rows, for a test whether others read them.
 _LOUD = 100
-_APART, _APART_IF_NARROW = 1e-3, 3e-2
 
 Counts = tuple[int, ...]
 
@@ -98,12 +96,8 @@ class BatchPasses(RecordedPasses):
         pairs = list(zip(expected, found, strict=False))
         if nest != self._nest or any(theirs.shape != ours.shape for theirs, ours in pairs):
             return "the model gives other rows for a batch that is filled up"
-        for theirs, ours in pairs:
-            narrow = ours.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(ours.device.type)
-            is_rounded = narrow or torch.get_float32_matmul_precision() != "highest"
-            apart = (ours.double() - theirs.double()).norm()
-            if not bool(apart <= (_APART_IF_NARROW if is_rounded else _APART) * theirs.double().norm()):
-                return "rows of nodes depend on nodes that are not their neighbors"
+        if not all(is_near(ours, theirs) for theirs, ours in pairs):
+            return "rows of nodes depend on nodes that are not their neighbors"
         return None
 
     def _fill_up(self, call: Any, factor: int) -> None:

@@ -30,6 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing, norm
 
+from pyg_direct.nn.module_state import GUARD_NAMES
+
 # Attributes of modules that are compared by value.
 SETTINGS = frozenset((bool, int, float, str, type(None)))
 TENSORS = frozenset((Tensor, torch.nn.Parameter))
@@ -53,12 +55,12 @@ class State:
         # Of torch and of values outside, then all.
         self._around: tuple[Any, ...] = ()
         self._state: tuple[Any, ...] | None = None
-        # Parts of the model with their classes and dictionaries, and dictionaries of hooks, which must be empty.
+        # Parts of the model with their classes and dictionaries, and what must stay empty, such as hooks.
         self._parts: list[torch.nn.Module] = []
         self._kinds: list[type] = []
         self._owns: list[dict[str, Any]] = []
         self._sizes: list[int] = []
-        self._hooks: list[Any] = []
+        self._empty: list[Any] = []
         # Readers of the attributes that matter, and the attributes.
         self._getters: list[Callable[[Any], tuple[Any, ...]]] = []
         self._attributes: list[Any] = []
@@ -101,14 +103,14 @@ class State:
             and all(map(is_, chain.from_iterable(self._views), self._items))
             and list(map(type, self._parts)) == self._kinds
             and all(map(is_, map(_read_own, self._parts), self._owns))
-            and not any(self._hooks)
+            and not any(self._empty)
             and memory == self._memory
         )
 
     def _read_parts(self, model: Any, device: torch.device) -> tuple[Any, ...] | None:
         """Read the state of a model in full, and how to find changes."""
         state: list[Any] = [*self._around]
-        self._parts, self._hooks, self._views, self._tensors = list(model.modules()), [], [], []
+        self._parts, self._empty, self._views, self._tensors = list(model.modules()), [], [], []
         self._getters, self._owns = [], []
         for part in self._parts:
             own, is_conv = part.__dict__, isinstance(part, MessagePassing)
@@ -117,16 +119,17 @@ class State:
             hooks = [own[kind] for kind in kinds if kind in own]
             if any(hooks) or _is_compiled(part) or (is_conv and part.explain):
                 return None
-            self._hooks += hooks
+            self._empty += hooks
             self._owns.append(own)
+            internals = _INTERNALS_OF_CONVS if is_conv else _INTERNALS
+            names = [name for name in own if name not in internals]
             # A program may replace `forward` of a part.
-            names = [name for name in own if name not in _INTERNALS or name == "forward"]
-            self._getters.append(itemgetter(*_KEPT, *names))
+            read = [*_KEPT, *names, *(["forward"] if "forward" in own else [])]
+            self._getters.append(itemgetter(*read))
             self._views += [part._parameters.values(), part._buffers.values(), part._modules.values()]
             state += (id(part), part.__class__, own.get("forward"))
-            for name, value in own.items():
-                if name not in _INTERNALS:
-                    _read_value(value, device, state, self._views, self._tensors)
+            for name in names:
+                _read_value(own[name], device, state, self._views, self._tensors)
             for tensor in (*part._parameters.values(), *part._buffers.values()):
                 if tensor is not None:
                     if type(tensor) not in TENSORS or tensor.layout is not torch.strided or tensor.device != device:
@@ -135,6 +138,9 @@ class State:
                     self._tensors.append(tensor)
         self._kinds, self._sizes = list(map(type, self._parts)), list(map(len, self._owns))
         self._attributes = [value for get, own in zip(self._getters, self._owns, strict=True) for value in get(own)]
+        # Most parts have no parameters, or buffers, or parts.
+        self._empty += [view for view in self._views if not view]
+        self._views = [view for view in self._views if view]
         self._lengths, self._items = list(map(len, self._views)), list(chain.from_iterable(self._views))
         self._near = [part for part in self._tensors if part.device == device and part.layout is torch.strided]
         near = set(map(id, self._near))
@@ -184,12 +190,15 @@ def _read_value(value: Any, device: torch.device, state: list[Any], views: list[
         state.append(id(value))
 
 
-_read_form = attrgetter("dtype", "shape", "requires_grad", "device", "layout")
+_read_form = attrgetter("dtype", "shape", "requires_grad")
 read_version = attrgetter("_version")
 
 
 def read_forms(tensors: Sequence[Tensor]) -> list[Any]:
-    """Return the memory and the form of strided tensors, by functions without Python code."""
+    """Return the memory and the form of strided tensors, by functions without Python code.
+
+    An address belongs to one device, and tensors that are not strided have none.
+    """
     return [*map(Tensor.data_ptr, tensors), *map(Tensor.stride, tensors), *map(_read_form, tensors)]
 
 
@@ -212,7 +221,13 @@ def _is_compiled(part: torch.nn.Module) -> bool:
 
 
 # Attributes of every module, which are read in another way or change nothing.
-_INTERNALS = frozenset(vars(torch.nn.Module())) - {"training"} | {"_paths", "_unknown", "_replay", "forward"}
+_INTERNALS = (frozenset(vars(torch.nn.Module())) - {"training"} | {"_paths", "_unknown", "_replay", "forward", "train"}
+              | {"_spec", "__prepare_scriptable__"} | GUARD_NAMES)  # fmt: skip
+# Of a convolution, some are made with it, and others are read only if it is explained.
+_INTERNALS_OF_CONVS = _INTERNALS | {
+    *_HOOKS_OF_MESSAGES, "inspector", "_user_args", "_fused_user_args", "_edge_user_args", "_edge_mask", "_loop_mask",
+    "_apply_sigmoid",
+}  # fmt: skip
 # Of these, attributes that hold others.
 _KEPT = ("_parameters", "_buffers", "_modules")
 _read_own = attrgetter("__dict__")

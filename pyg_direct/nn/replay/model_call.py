@@ -179,7 +179,7 @@ def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: 
               ) -> BatchCall | TypedCall | GraphsCall | WholeCall | None:  # fmt: skip
     """Read the arguments of a model's call; None if its kind does not determine a pass."""
     last = state.last
-    if (last is not None and not kwargs and last.is_again(args) and _can_record(last.device)
+    if (last is not None and last.is_again((args, kwargs)) and _can_record(last.device)
             and state.read(model, last.device) is last.call.kind[-1]):  # fmt: skip
         return last.call
     return _read_anew(model, args, kwargs, state)
@@ -211,48 +211,70 @@ def _read_anew(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state:
     addresses = tuple([(tensor.data_ptr(), -1 if tensor.is_floating_point() else tensor._version)
                        for tensor in tensors])  # fmt: skip
     call = WholeCall((nest, *forms, found), nest, tensors, addresses)
-    state.last = _Last.of(args, call, device) if not kwargs else None
+    state.last = _Last.of((args, kwargs), call, device)
     return call
 
 
 class _Last(NamedTuple):
-    """Last call of a model with arguments that may be given again as they are.
+    """Last call of a model with arguments that may be given again as they are, in other containers too.
 
     Attributes:
-        args, call, device: Its arguments, what was read of them, and their device.
+        given, call, device: Its arguments by `_flatten`, what was read of them, and their device.
         ids: Tensors of ids among them, whose writes count.
         forms: Their forms, and the number of registrations of edges.
     """
 
-    args: tuple[Any, ...]
+    given: list[Any]
     call: WholeCall
     device: torch.device
     ids: list[Tensor]
     forms: list[Any]
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], call: WholeCall, device: torch.device) -> _Last | None:
-        """Remember a call; None if its arguments hold others, or have a gradient."""
-        if not all(type(value) in SETTINGS or type(value) in TENSORS for value in args):
-            return None
+    def of(cls, nest: Any, call: WholeCall, device: torch.device) -> _Last | None:
+        """Remember a call; None if an argument has a gradient."""
         if any(tensor.requires_grad for tensor in call.tensors):
             return None
         ids = [tensor for tensor in call.tensors if not tensor.is_floating_point()]
-        return cls(args, call, device, ids, cls._read(call.tensors, ids))
+        return cls(_flatten(nest), call, device, ids, cls._read(call.tensors, ids))
 
     @staticmethod
     def _read(tensors: list[Tensor], ids: list[Tensor]) -> list[Any]:
         return [*read_forms(tensors), *map(read_version, ids), sorted_edges.told]
 
-    def is_again(self, args: tuple[Any, ...]) -> bool:
+    def is_again(self, nest: Any) -> bool:
         """Report whether these are the same arguments, unchanged."""
-        if len(args) != len(self.args) or not all(map(is_, args, self.args)):
+        given = _flatten(nest)
+        if len(given) != len(self.given) or not all(map(is_, given, self.given)):
             return False
         try:
             return self._read(self.call.tensors, self.ids) == self.forms
         except RuntimeError:
             # A tensor has no memory any more.
             return False
+
+
+def _flatten(nest: Any) -> list[Any]:
+    """List the items of nested lists, tuples and dicts, each container as its class, its length, and its keys."""
+    # Without a call of Python for each item.
+    containers: list[Any] = [nest]
+    items: list[Any] = []
+    for container in containers:
+        kind = type(container)
+        items += (kind, len(container))
+        if kind is dict:
+            items += container
+            container = container.values()
+        for item in container:
+            if type(item) in CONTAINERS:
+                containers.append(item)
+                item = _NEST
+            items.append(item)
+    return items
+
+
+# Stands among flat items for a container, which follows.
+_NEST = object()
 
 
 def _read_batch(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> BatchCall | None:

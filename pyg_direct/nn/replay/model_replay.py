@@ -26,7 +26,7 @@ from pyg_direct.nn.replay.guards import Outside, State
 from pyg_direct.nn.replay.model_call import BatchCall, TypedCall, WholeCall, read_call
 from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules, WholePasses
 from pyg_direct.object_text import one_line, show_options
-from pyg_direct.ops.run_kernel import is_ordinary, is_recorded
+from pyg_direct.ops.run_kernel import is_recorded, is_transformed
 from pyg_direct.progress import announce
 
 # Ordinary passes before one is recorded, and consecutive calls that did not fit after which places are made anew.
@@ -189,12 +189,12 @@ class Replay:
         yield from (f"replayed={self.replayed}", f"ordinary={self.ordinary}", *show_options(reason=self.reason))
 
     def run(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of the model for its arguments."""
+        """Return the result of the model for its arguments; torch neither compiles nor traces."""
         plain, is_graded, is_trained = type(model).forward, torch.is_grad_enabled(), model.training
         if not (self._is_strict or (is_trained and is_graded)):
             return plain(model, *args, **kwargs)
         # Training without a gradient may be the first pass of a checkpoint, and is repeated in backward.
-        if (self.reason is not None or is_trained > is_graded or not is_ordinary() or (is_graded and _is_repeated())
+        if (self.reason is not None or is_trained > is_graded or is_transformed() or (is_graded and _is_repeated())
                 or _is_recording()):  # fmt: skip
             self.ordinary += 1
             return plain(model, *args, **kwargs)
@@ -274,12 +274,18 @@ def _is_repeated() -> bool:
     """Report whether a pass is repeated in backward, or hooks receive its saved tensors, as in checkpoints."""
     if torch._C._current_graph_task_id() != -1:
         return True
+    hooks = torch._C._autograd
+    if hooks._saved_tensors_hooks_get_disabled_error_message() is not None:
+        # Then there are none.
+        return False
     try:
-        # Refused if there are such hooks; torch 2.6 has no other way to ask.
-        with torch.autograd.graph.disable_saved_tensors_hooks("hooks are in force"):
-            return False
+        # Refused if there are such hooks; torch 2.6 has no other way to ask. Its context takes longer.
+        hooks._saved_tensors_hooks_disable("hooks are in force")
     except RuntimeError:
         return True
+    finally:
+        hooks._saved_tensors_hooks_enable()
+    return False
 
 
 def check(model: torch.nn.Module) -> None:
@@ -318,6 +324,8 @@ def watch_passes(model: torch.nn.Module, is_strict: bool) -> Replay:
     replay = Replay(is_strict)
     # TorchScript compiles the `forward` of the instance.
     attach(model, forward=forward, _replay=replay, __prepare_scriptable__=copy_plain)
+    if type(model).train is torch.nn.Module.train and "train" not in model.__dict__:
+        attach(model, train=train)
     return replay
 
 
@@ -327,6 +335,8 @@ def forget_replay(model: torch.nn.Module) -> None:
         replay: Replay = model.__dict__["_replay"]
         replay.release()
         detach(model, "forward", "_replay", "__prepare_scriptable__")
+        if is_attached(model, "train", train):
+            detach(model, "train")
 
 
 # Not for TorchScript, which takes the method of the class.
@@ -336,6 +346,43 @@ def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     if is_recorded():
         return type(self).forward(self, *args, **kwargs)
     return self._replay.run(self, args, kwargs)
+
+
+def train(self: Any, mode: bool = True) -> Any:
+    """Override `train` of a model that is replayed, which loops call twice an epoch.
+
+    Modes of modules are set without a call of Python for each; a GNN with many relations has a hundred.
+    """
+    owns: list[dict[str, Any]] = []
+    if not isinstance(mode, bool) or is_recorded() or not _list_plain(self, owns, set()):
+        return type(self).train(self, mode)
+    for own in owns:
+        own["training"] = mode
+    return self
+
+
+def _list_plain(module: Any, owns: list[dict[str, Any]], kinds: set[type]) -> bool:
+    """List the dictionaries of a module and of its parts; False if a part has another `train` than torch's."""
+    own = module.__dict__
+    owns.append(own)
+    for part in own["_modules"].values():
+        if part is None:
+            continue
+        kind = type(part)
+        if kind not in kinds:
+            if not _has_plain_mode(kind):
+                return False
+            kinds.add(kind)
+        # A program may freeze a part so.
+        if "train" in part.__dict__ or not _list_plain(part, owns, kinds):
+            return False
+    return True
+
+
+def _has_plain_mode(kind: Any) -> bool:
+    """Report whether modules of a class keep and change their mode as torch does."""
+    return (kind.train is torch.nn.Module.train and kind.__setattr__ is torch.nn.Module.__setattr__
+            and not hasattr(kind, "training"))  # fmt: skip
 
 
 class SearchingPaths(Paths):

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import compress, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch_geometric.nn import HeteroConv, HGTConv
 
-from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors
+from pyg_direct.nn.hetero.unused_types import TypesOfPass
+from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors, read_version
 from pyg_direct.nn.replay.model_call import WholeCall, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper
 from pyg_direct.runtime.cuda.device import free_bytes
@@ -23,6 +26,8 @@ from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
 # Share of the free memory that tensors kept for backward may take twice.
 _MOST_KEPT = 1 / 4
+# Allowed difference of results of two computations of the same, for float32 and for narrower dtypes.
+_APART, _APART_IF_NARROW = 1e-3, 3e-2
 
 
 @contextmanager
@@ -60,6 +65,18 @@ def _leads_to(made: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
             return False
         nodes += [following for following, _ in node.next_functions]
     return True
+
+
+def is_near(ours: Tensor, theirs: Tensor) -> bool:
+    """Report whether results of two computations of the same are equal up to rounding."""
+    if ours.shape != theirs.shape:
+        return False
+    if not theirs.is_floating_point():
+        return torch.equal(ours, theirs)
+    narrow = ours.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(ours.device.type)
+    is_rounded = narrow or torch.get_float32_matmul_precision() != "highest"
+    apart = (ours.double() - theirs.double()).norm()
+    return bool(apart <= (_APART_IF_NARROW if is_rounded else _APART) * theirs.double().norm())
 
 
 class Rules(NamedTuple):
@@ -100,12 +117,18 @@ class RecordedPasses:
         # Leaves that have a gradient, and tensors of the shapes of these gradients.
         self._reached: list[bool] = []
         self._shapes: list[Tensor] = []
+        self._reached_parameters: list[Tensor] = []
+        # Storages that are kept for backward, and the parameters among them.
         self._saved: set[int] = set()
+        self._saved_parameters: list[Tensor] = []
         self._modes: list[tuple[Any, bool]] = []
         self._autocast = (False, torch.float16)
         self._turn: weakref.ref[_Turn] | None = None
         self._graphs: list[Any] = []
         self._is_trial = True
+        # Types of layers that the passes leave out, and leaves whose gradient is zero without these.
+        self._types: TypesOfPass | None = None
+        self._zeroed: list[bool] = []
 
     # What a subclass has.
 
@@ -168,11 +191,15 @@ class RecordedPasses:
         # New leaves: torch adds up a leaf's gradients on the stream of the living graph that met it first.
         with self._keeper, _own_leaves(model, self._parameters) as leaves:
             self._leaves = [*leaves, *self._learning]
-            self._graphs = [recorder.record(self._run)]
+            with nullcontext() if self._types is None else self._types.leave_out():
+                self._graphs = [recorder.record(self._run)]
             self._outs = [part.detach() for part in self._made]
             if self._rules.is_graded:
                 self._graphs.append(recorder.record(self._return))
         self._made, self._leaves = [], []
+        # Others keep the gradient that they have, as in an ordinary pass.
+        self._reached_parameters = list(compress(self._parameters, self._reached))
+        self._saved_parameters = [part for part in self._parameters if part.untyped_storage()._cdata in self._saved]
         return None
 
     def _find_reason(self, model: Any, call: Any) -> str | None:
@@ -191,8 +218,40 @@ class RecordedPasses:
                 return foreign
             traces = Traces(model, self._list_given())
             # Also results that depend on the model's arguments, which are others here.
-            return (find_wait(self._run, Exception) or traces.find() or self._find_misfit() or self._find_return()
-                    or self._find_difference(model, call))  # fmt: skip
+            reason = (find_wait(self._run, Exception) or traces.find() or self._find_misfit() or self._find_return()
+                      or self._find_difference(model, call))  # fmt: skip
+            if reason is None and not self._is_padded:
+                self._types = self._find_types(model)
+            return reason
+
+    def _find_types(self, model: Any) -> TypesOfPass | None:
+        """Find types of layers that passes can leave out; None without any."""
+        if not any(isinstance(part, (HeteroConv, HGTConv)) for part in model.modules()):
+            return None
+        types, saved = TypesOfPass(), self._saved
+        try:
+            with left_as_it_was(model, self._device), types.follow():
+                expected = self._list_results(model)
+            if types.find_unused(self._made):
+                # No such number may reach a result or a buffer.
+                with left_as_it_was(model, self._device), types.leave_out(float("nan")):
+                    found = self._list_results(model)
+                if all(map(is_near, found, expected)):
+                    before = self._reached
+                    if self._rules.is_graded:
+                        self._return()
+                    self._zeroed = [was and not is_reached
+                                    for was, is_reached in zip(before, self._reached, strict=True)]  # fmt: skip
+                    return types
+        except Exception:  # Any error of a model, as about rows that have no gradient.
+            pass
+        self._saved = saved
+        return None
+
+    def _list_results(self, model: Any) -> list[Tensor]:
+        """Run forward; return its results, and what it leaves in buffers."""
+        self._run()
+        return [part.detach().clone() for part in (*self._made, *model.buffers())]
 
     def _find_foreign(self, model: Any) -> str | None:
         """Return why the tensors that forward reads, or the memory it keeps, forbid a recording; None if neither."""
@@ -269,6 +328,10 @@ class RecordedPasses:
         # As without a caller's autocast, which is how a loop runs backward.
         with torch.autocast(self._device.type, enabled=False):
             found = torch.autograd.grad(made, self._leaves, self._grads, allow_unused=True)
+        if any(self._zeroed):
+            # Autograd would lead there through memory that relations share, such as rows of all types.
+            found = tuple([torch.zeros_like(leaf) if is_zero else part
+                           for part, leaf, is_zero in zip(found, self._leaves, self._zeroed, strict=True)])  # fmt: skip
         dense = [part for part in found if part is not None and part.layout is torch.strided]
         self._gradients, self._reached = list(found), [part is not None for part in found]
         # Gradients of a trial are checked.
@@ -280,13 +343,13 @@ class RecordedPasses:
     def replay(self, call: Any) -> Any:
         """Return the result of the model for the copied arguments."""
         if self._rules.is_graded:
-            # Others keep the gradient that they have, as in an ordinary pass.
-            leaves = compress([*self._parameters, *self._list_learning(call)], self._reached)
-            outs = iter(_Replayed.apply(self, call, *leaves))  # type: ignore[no-untyped-call]
+            learning = compress(self._list_learning(call), self._reached[len(self._parameters) :])
+            # Bypass the `torch.func` support of `Function.apply`; its transforms do not come here.
+            outs = super(Function, _Replayed).apply(self, call, *self._reached_parameters, *learning)  # type: ignore[misc]
         else:
             self._graphs[0].replay()
-            outs = iter(self.cut(self._outs, call))
-        return fill_in(self._nest, outs)
+            outs = self.cut(self._outs, call)
+        return fill_in(self._nest, iter(outs))
 
     def _list_learning(self, call: Any) -> list[Tensor]:
         """Return the arguments of a pass that have a gradient."""
@@ -294,14 +357,14 @@ class RecordedPasses:
 
     def go_forth(self, call: Any) -> tuple[list[Tensor], _Turn]:
         """Return results of a pass in new memory."""
-        turn = _Turn(self._device, [part._version for part in self._parameters])
+        turn = _Turn(self._device, list(map(read_version, self._parameters)))
         self._graphs[0].replay()
         self._turn = weakref.ref(turn)
         return self.cut(self._outs, call), turn
 
     def go_back(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> Sequence[Tensor | None]:
         """Return gradients of the parameters and arguments that have one, in new memory."""
-        self._check_versions(turn, self._saved)
+        self._check_versions(turn, only_saved=True)
         self._turn = None
         self._spread([grads[place] for place in self._graded], call)
         self._graphs[1].replay()
@@ -313,17 +376,19 @@ class RecordedPasses:
         """Report whether the memory of a pass is still its own."""
         return self._turn is not None and self._turn() is turn
 
-    def _check_versions(self, turn: _Turn, storages: set[int] | None) -> None:
+    def _check_versions(self, turn: _Turn, *, only_saved: bool = False) -> None:
+        if list(map(read_version, self._parameters)) == turn.versions:
+            return
+        known = set(map(id, self._saved_parameters if only_saved else self._parameters))
         for parameter, version in zip(self._parameters, turn.versions, strict=True):
-            is_saved = storages is None or parameter.untyped_storage()._cdata in storages
-            if is_saved and parameter._version != version:
+            if id(parameter) in known and parameter._version != version:
                 raise RuntimeError("one of the variables needed for gradient computation has been modified by an "
                                    f"inplace operation: a parameter of shape {tuple(parameter.shape)} is at version "
                                    f"{parameter._version}; expected version {version} instead")  # fmt: skip
 
     def go_back_again(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> Sequence[Tensor | None]:
         """Return gradients by an ordinary pass with the same draws: for a second backward, or one with a graph."""
-        self._check_versions(turn, None)
+        self._check_versions(turn)
         model: Any = self._model()
         if model is None:
             raise RuntimeError("the model of a replayed pass is gone; keep it, or call accelerate(model, replay=False)")
@@ -374,13 +439,14 @@ class _Turn:
         self._generator.set_offset(self._drawn[1])
 
 
-class _Replayed(torch.autograd.Function):
+class _Replayed(Function):
     @staticmethod
     def forward(ctx: Any, recording: RecordedPasses, call: Any, *leaves: Tensor) -> tuple[Tensor, ...]:
         outs, ctx.turn = recording.go_forth(call)
         ctx.set_materialize_grads(False)
         graded = recording._graded
-        ctx.mark_non_differentiable(*[out for place, out in enumerate(outs) if place not in graded])
+        if len(graded) < len(outs):
+            ctx.mark_non_differentiable(*[out for place, out in enumerate(outs) if place not in graded])
         # Released by torch after the last backward: a kept loss holds no arguments.
         ctx.nest, tensors = call.pack()
         ctx.save_for_backward(*tensors)

@@ -38,10 +38,17 @@ def test_memory_for_rows_is_what_their_tables_leave(tmp_path, num_bytes, rows):
     assert rows in (1, 1000) or window.num_bytes <= num_bytes
 
 
-def plan(window, number, ids, released=-1):
-    fits = window.claim(number, np.asarray(ids))
-    window.read_ahead(number, released)
+def claim(window, number, ids, batch=None):
+    found = window.find_fresh(number, np.asarray(ids))
+    fits = window.has_room(number, found)
+    window.claim(number, number if batch is None else batch, found)
     return fits
+
+
+def plan(window, number, ids, released=-1):
+    """A window of one batch of the same number; True if all of its rows are in memory."""
+    fits = claim(window, number, ids)
+    return window.read_ahead(number, released) and fits
 
 
 def take(window, number, ids):
@@ -137,16 +144,77 @@ def test_rows_in_pages_that_are_read_stay_where_memory_has_room(window_of):
     assert torch.equal(bytes_of(take(window, 1, np.arange(5000))), bytes_of(rows))
 
 
-def test_a_full_window_refuses_a_batch_and_holds_the_bytes_it_may(window_of):
+def test_a_full_window_has_no_room_and_holds_the_bytes_it_may(window_of):
     window = window_of(make_rows(5000), most=400)
 
-    assert window.claim(0, np.arange(150))
-    assert window.claim(0, np.arange(100, 200))
-    assert not window.claim(0, np.arange(201, 203))
+    # One part of 16 is left to the window before.
+    assert claim(window, 0, np.arange(300), batch=0)
+    assert claim(window, 0, np.arange(200, 375), batch=1)
+    assert not window.has_room(0, window.find_fresh(0, np.arange(374, 376)))
+    assert window.has_room(1, window.find_fresh(1, np.arange(374, 376)))
     # The first batch of a window gets what fits.
-    assert window.claim(1, np.arange(1000))
-    window.read_ahead(1, 0)
+    assert not claim(window, 1, np.arange(1000), batch=2)
+    assert window.read_ahead(1, 1)
     assert window.num_bytes <= 400 * ROW_BYTES + 5000 * 8 + 400 * 8
+
+
+def test_rows_take_the_places_of_rows_of_batches_that_are_released(window_of, monkeypatch):
+    rows = make_rows(5000)
+    window = window_of(rows, most=320)
+    for batch in range(3):
+        claim(window, 0, np.arange(100 * batch, 100 * batch + 100), batch)
+    assert window.read_ahead(0, -1)
+    # Rows 50 to 99 stay for it, and 200 are new: 20 places are empty.
+    claim(window, 1, np.arange(50, 100), 3)
+    claim(window, 1, np.arange(1000, 1200), 4)
+
+    assert not window.read_ahead(1, -1)
+    # Batch 0 gives up 50 rows, batch 1 has 100, and batch 2 too.
+    assert not window.read_ahead(1, 0)
+    assert not window.read_ahead(1, 1)
+    with monkeypatch.context() as patch:
+        forbid_reads(window, patch)
+        assert torch.equal(bytes_of(take(window, 2, np.arange(200, 300))), bytes_of(rows)[200:300])
+        assert torch.equal(bytes_of(take(window, 3, np.arange(50, 100))), bytes_of(rows)[50:100])
+    assert window.read_ahead(1, 2)
+    with monkeypatch.context() as patch:
+        forbid_reads(window, patch)
+        assert torch.equal(bytes_of(take(window, 4, np.arange(1000, 1200))), bytes_of(rows)[1000:1200])
+        assert torch.equal(bytes_of(take(window, 3, np.arange(50, 100))), bytes_of(rows)[50:100])
+    assert window.tell(measures_disk=False).num_rows == 500
+
+
+def test_rows_stay_in_order_after_more_batches_than_16_bits_count(window_of, monkeypatch):
+    rows = make_rows(5000)
+    window = window_of(rows, most=160)
+    for number in range(3):
+        # Nearly a window's batches apart: the first ones are too old to be told from each other.
+        base = 60_000 * number
+        claim(window, number, np.arange(50) + 1000 * number, base)
+        claim(window, number, np.arange(50, 100) + 1000 * number, base + 59_999)
+        assert window.read_ahead(number, base - 1)
+        with monkeypatch.context() as patch:
+            forbid_reads(window, patch)
+            expected = bytes_of(rows)[1000 * number + 50 : 1000 * number + 100]
+            assert torch.equal(bytes_of(take(window, base + 59_999, np.arange(50, 100) + 1000 * number)), expected)
+    # 60 places had no rows before, and the last batches stay longest.
+    assert (window._slots[2000:2100] >= 0).all()
+    assert (window._slots[1050:1100] >= 0).sum() >= (window._slots[:100] >= 0).sum()
+
+
+def test_few_places_wait_for_more(window_of):
+    window = window_of(make_rows(5000), most=320)
+    claim(window, 0, np.arange(10), 0)
+    claim(window, 0, np.arange(10, 300), 1)
+    assert window.read_ahead(0, -1)
+    claim(window, 1, np.arange(1000, 1300), 2)
+    # 20 places are empty, a part.
+    assert not window.read_ahead(1, -1)
+    requests = window.tell(measures_disk=False).num_requests
+
+    assert not window.read_ahead(1, 0)
+    assert window.tell(measures_disk=False).num_requests == requests
+    assert window.read_ahead(1, 1)
 
 
 def test_ids_out_of_range_are_refused_when_rows_are_taken(window_of):
@@ -183,7 +251,7 @@ def test_only_threads_that_are_served_read_the_window(window_of):
 def test_reads_are_reported_beside_the_disk(window_of):
     window = window_of(make_rows(400))
     plan(window, 0, np.arange(400))
-    window.claim(1, np.arange(50))
+    claim(window, 1, np.arange(50))
 
     found = window.tell()
 

@@ -291,9 +291,11 @@ def test_an_epoch_is_resumed_inside_a_window(path, device):
     assert look(begun) + look(resumed) == whole
 
 
-def test_an_epoch_that_is_left_early_leaves_the_next_one_whole(path, device):
+# Memory for few rows: windows wait for rows of batches that nobody asks for.
+@pytest.mark.parametrize("ahead", [5, "100K"])
+def test_an_epoch_that_is_left_early_leaves_the_next_one_whole(path, device, ahead):
     before = threading.enumerate()
-    loader, expected = open_loader(path, device, 5), open_loader(path, device, 0)
+    loader, expected = open_loader(path, device, ahead), open_loader(path, device, 0)
     look(expected)
     batches = iter(loader)
     next(batches)
@@ -302,6 +304,20 @@ def test_an_epoch_that_is_left_early_leaves_the_next_one_whole(path, device):
     assert look(loader) == look(expected)
     begun = [thread for thread in threading.enumerate() if thread not in before]
     assert not [thread for thread in begun if thread.name.startswith("pyg_direct_ahead")]
+
+
+def test_windows_of_several_tables_share_the_memory_that_batches_give_up(path, tmp_path, device):
+    file = save_rows(tmp_path / "wide.npy", torch.randn(NODES, 150))
+
+    def load(ahead):
+        store = open_store(path, device)
+        store[None, "wide", None] = Feature(device=device).from_file(file)
+        return open_loader(path, device, ahead, store=store)
+
+    planned = load("400K")
+    assert look(planned) == look(load(0))
+    # All windows have batches, none has all of them.
+    assert {window.last_number > 3 for _, window in planned._row_windows} == {True}
 
 
 def test_several_loaders_read_one_file(path, device):
@@ -322,9 +338,10 @@ def test_two_iterators_of_a_loader_do_not_share_a_window(path, device):
     assert look([batch for _, batch in pairs]) == look(expected)
 
 
+@pytest.mark.parametrize("ahead", [4, "100K"])
 @pytest.mark.parametrize("change", ["touched", "cut short", "replaced", "taken away"])
-def test_a_file_that_changes_while_batches_are_planned_is_an_error(path, device, change):
-    batches = iter(open_loader(path, device, 4))
+def test_a_file_that_changes_while_batches_are_planned_is_an_error(path, device, change, ahead):
+    batches = iter(open_loader(path, device, ahead))
     next(batches)
     if change == "touched":
         os.utime(path, ns=(0, 0))

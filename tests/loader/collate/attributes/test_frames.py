@@ -1,6 +1,7 @@
 """Attributes that are a `TensorFrame` of PyTorch Frame: tables whose columns have kinds."""
 
 import time
+import warnings
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
+from pyg_direct.errors import LoaderWarning
 from pyg_direct.loader.prefetch.gpu_streams import hold_for, parts_of
 from tests.batches import check_contract, make_data
 
@@ -73,6 +75,55 @@ def test_frames_are_learned(real_device):
         rows.sum().backward()
         with torch.no_grad():
             numbers.sub_(numbers.grad)
+
+
+@pytest.mark.parametrize("placement", ["auto", "unified"])
+def test_tables_of_frames_are_placed_as_other_rows(real_device, placement):
+    if real_device.type == "cpu" and placement == "unified":
+        placement = "cpu"
+    data = with_frames()
+    loader = NeighborLoader(data, [3, 2], batch_size=16, device=real_device, placement=placement)
+    batch = next(iter(loader))
+
+    # Values of any length stay where they are.
+    placed = loader._rows().describe()
+    kinds = (torch_frame.numerical, torch_frame.categorical, torch_frame.embedding, "y")
+    assert set(placed) == {"edge_attr", *(f"{key}.{kind}" for key in ("tf", "edge_tf") for kind in kinds)}
+    assert placed[f"tf.{torch_frame.embedding}"].shape == (70, 4)
+    assert batch.tf.cpu() == data.tf[batch.n_id.cpu()]
+    assert list(batch.tf.feat_dict) == list(data.tf.feat_dict)
+    assert torch.equal(batch.tf.get_col_feat(str(torch_frame.embedding)).values.cpu(),
+                       data.tf.feat_dict[torch_frame.embedding].values[batch.n_id.cpu()])  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["numbers", "embeddings", "target", "another table"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_writes_to_frames_are_in_the_batches_after_them(real_device, what, prefetch):
+    data = with_frames()
+    loader = NeighborLoader(data, [3, 2], batch_size=16, device=real_device, prefetch=prefetch)
+
+    with warnings.catch_warnings():
+        # Batches that were made ahead are read again, which is told.
+        warnings.simplefilter("ignore", LoaderWarning)
+        for _ in range(2):
+            for batch in loader:
+                assert batch.tf.cpu() == data.tf[batch.n_id.cpu()]
+                if what == "another table":
+                    data.tf.feat_dict[torch_frame.numerical] = data.tf.feat_dict[torch_frame.numerical] + 1
+                else:
+                    table = {"numbers": data.tf.feat_dict[torch_frame.numerical], "target": data.tf.y,
+                             "embeddings": data.tf.feat_dict[torch_frame.embedding].values}[what]  # fmt: skip
+                    table.add_(1)
+
+
+def test_a_frame_without_columns_has_the_rows_that_it_names(real_device):
+    data = make_data(x=None, y=None)
+    del data.x, data.y
+    data.tf = TensorFrame({}, {}, num_rows=70)
+
+    batch = next(iter(NeighborLoader(data, [3, 2], batch_size=16, device=real_device)))
+
+    assert len(batch.tf) == len(batch.n_id)
 
 
 def test_links_have_frames_too(real_device):
