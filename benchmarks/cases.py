@@ -36,7 +36,7 @@ from benchmarks.loader.power import measure_training
 from benchmarks.loader.python_time import measure_python_time
 from benchmarks.loader.sampling_growth import measure_growth, measure_papers
 from benchmarks.loader.sets_and_walks import measure_sets, measure_walks
-from benchmarks.loader.small_graphs import measure_small_graphs
+from benchmarks.loader.small_graphs import measure_graph_training, measure_small_graphs
 from benchmarks.loader.startup import measure_startup
 from benchmarks.loader.typed_batches import (
     measure_hgt,
@@ -286,6 +286,11 @@ def small_graphs(scale: float) -> Iterator[Row]:
     yield from measure_small_graphs(scale, workers=PEER_WORKERS if torch.cuda.is_available() else (0,))
 
 
+def small_graph_training(scale: float) -> Iterator[Row]:
+    """Measure training steps of GIN and GINE on many small graphs, accelerated by default and by PyG."""
+    yield from measure_graph_training(scale, workers=(0, 8) if torch.cuda.is_available() else (0,))
+
+
 def continuous_time(scale: float) -> Iterator[Row]:
     """Measure training steps of a temporal graph network, with our classes and with PyG's."""
     yield from measure_continuous_time(scale)
@@ -424,6 +429,7 @@ SHORT_CASES: dict[str, Case] = {
     "models": models,
     "hetero": hetero,
     "small_graphs": small_graphs,
+    "small_graph_training": small_graph_training,
     "sets_and_walks": sets_and_walks,
     "continuous_time": continuous_time,
     "startup": startup,

@@ -1,26 +1,35 @@
-"""Batches of many small graphs of ZINC's shape, ours beside PyG's `DataLoader`: milliseconds per batch, and memory."""
+"""Batches of many small graphs of ZINC's shape, ours beside PyG's `DataLoader`: milliseconds per batch, and memory.
+
+Also milliseconds per training step of GIN and GINE on them.
+"""
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader as PygDataLoader
+from torch_geometric.nn import MLP, GINConv, GINEConv, global_add_pool
 
 from pyg_direct.bench.limits import wait_for_gpu
 from pyg_direct.bench.result_row import Row
 from pyg_direct.loader.data_loader import DataLoader
+from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.runtime.cuda.device import resolve_device
 
 WINDOWS = 7
+# Steps before the timed ones: passes are recorded after some, and again for larger batches.
+_WARM_STEPS = 60
 # Seconds before the timed batches: on a CPU, compiled loops join batches after torch has done so for half a second.
 _WARM = 2.0
 
@@ -90,6 +99,88 @@ def _measure_form(case: str, graphs: Any, size: int, batches: int, workers: Sequ
     for name, times in seconds.items():
         ratios = [theirs / own for theirs, own in zip(times, ours, strict=True)]
         yield Row.of(case, f"{name} over pyg_direct", "x", ratios, note="of times side by side")
+
+
+class _Network(torch.nn.Module):
+    """GIN, or GINE with embeddings of bonds, with a prediction for each graph, as PyG's examples have it."""
+
+    def __init__(self, kind: str, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.atoms = torch.nn.Embedding(28, hidden)
+        self.bonds = torch.nn.Embedding(4, hidden) if kind == "GINE" else None
+        conv: Callable[[MLP], torch.nn.Module] = GINEConv if kind == "GINE" else GINConv
+        self.convs = torch.nn.ModuleList(conv(MLP([hidden, hidden, hidden])) for _ in range(layers))
+        self.head = MLP([hidden, hidden, 1], norm=None, dropout=0.5)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor, batch_size: int) -> Tensor:
+        """Predict a number for each graph, float32 `[G, 1]`."""
+        x = self.atoms(x.view(-1))
+        given = () if self.bonds is None else (self.bonds(edge_attr),)
+        for conv in self.convs:
+            x = conv(x, edge_index, *given).relu()
+        return self.head(global_add_pool(x, batch, size=batch_size))  # type: ignore[no-any-return]
+
+
+def measure_graph_training(scale: float, size: int = 128, steps: int = 100, workers: Sequence[int] = (0,),
+                     hidden: int = 64, layers: int = 5, warm: int = _WARM_STEPS) -> Iterator[Row]:  # fmt: skip
+    """Measure a training step of GIN and GINE, with its batch: ours accelerated by default, beside PyG's loader and
+    kernels.
+
+    Args:
+        scale: Share of ZINC's 12,000 graphs.
+        size: Graphs per batch.
+        steps: Steps of a window.
+        workers: Numbers of workers of PyG's loader.
+        warm: Steps before the timed ones.
+    """
+    device = resolve_device(None)
+    dataset = _Molecules(max(4, int(12_000 * scale)))
+    options: dict[str, Any] = {"batch_size": min(size, len(dataset)), "shuffle": True, "drop_last": True}
+    for kind in ("GIN", "GINE"):
+        torch.manual_seed(0)
+        model = _Network(kind, hidden, layers).to(device)
+        loaders: dict[str, Any] = {"pyg_direct": DataLoader(dataset, device=device, **options)}
+        for count in workers:
+            more = {"num_workers": count, "persistent_workers": count > 0, "pin_memory": device.type == "cuda"}
+            loaders[f"PyG, {count} workers"] = PygDataLoader(dataset, **options, **more)
+        models = {name: copy.deepcopy(model) for name in loaders}
+        accelerate(models["pyg_direct"])
+        training = {name: _train(models[name], loaders[name], device) for name in loaders}
+        seconds: dict[str, list[float]] = {name: [] for name in loaders}
+        for steps_of in training.values():
+            _time_steps(steps_of, warm)
+        for _ in range(WINDOWS):
+            for name, steps_of in training.items():
+                seconds[name].append(_time_steps(steps_of, steps))
+        case = f"small graphs/{device.type}/training {kind}/{min(size, len(dataset))}"
+        for name, times in seconds.items():
+            yield Row.of(case, f"step, {name}", "ms", [1e3 * each for each in times])
+        ours = seconds.pop("pyg_direct")
+        best = [min(times) for times in zip(*seconds.values(), strict=True)]
+        ratios = [theirs / own for theirs, own in zip(best, ours, strict=True)]
+        yield Row.of(case, "step, PyG's best over pyg_direct", "x", ratios, note="of times side by side")
+
+
+def _train(model: torch.nn.Module, loader: Any, device: torch.device) -> Iterator[None]:
+    """Train step after step, epoch after epoch."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for batch in chain.from_iterable(repeat(loader)):
+        batch = batch.to(device, non_blocking=True)
+        optimizer.zero_grad()
+        out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch.num_graphs)
+        F.l1_loss(out.view(-1), batch.y).backward()
+        optimizer.step()
+        yield
+
+
+def _time_steps(training: Iterator[None], count: int) -> float:
+    """Measure seconds per step."""
+    wait_for_gpu()
+    begin = time.perf_counter()
+    for _ in islice(training, count):
+        pass
+    wait_for_gpu()
+    return (time.perf_counter() - begin) / count
 
 
 def _measure_memory(count: int, size: int) -> Iterator[Row]:

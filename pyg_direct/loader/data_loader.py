@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.data.data import BaseData
@@ -22,6 +23,7 @@ from pyg_direct.loader.collate.graph_batches import GraphCollection
 from pyg_direct.loader.collate.graph_sources import Source, read_source
 from pyg_direct.loader.graph_loader import GraphLoader
 from pyg_direct.loader.option_types import WorkerOptions
+from pyg_direct.nn.sorted_edges import register_graphs
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.typing import Device
 
@@ -100,6 +102,13 @@ class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
         PygDataLoader.__init__(self, dataset, follow_batch=follow_batch, exclude_keys=exclude_keys, **options)
         if static_graph:
             self.collate_fn = self._join_now
+
+    def _finish_batch(self, batch: Any) -> Any:
+        # By it, calls of a model are known that replay may serve.
+        mapping = batch._store._mapping if isinstance(batch, Data) else {}
+        if type(mapping.get("batch")) is Tensor and type(mapping.get("ptr")) is Tensor:
+            register_graphs(mapping["batch"], mapping["ptr"])
+        return super()._finish_batch(batch)
 
     def _join(self, source: Source) -> GraphCollection | StaticCollection:
         if self._is_static:

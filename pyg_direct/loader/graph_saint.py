@@ -6,7 +6,7 @@ Each draws nodes for a batch, which has all edges among them. Norms count how of
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from pyg_direct.kernels.batch_counters import WALK_START_DRAW
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import InducedLoader, load_saved, save_whole
 from pyg_direct.loader.option_types import ShuffledOptions
+from pyg_direct.loader.prefetch.batch_groups import Work
 from pyg_direct.ops.argument_checks import check_count, check_flag
 from pyg_direct.ops.sampling.draw_random import draw_below
 from pyg_direct.ops.sampling.draw_walks import check_walk_length, walk
@@ -30,7 +31,7 @@ from pyg_direct.ops.sampling.find_induced import NeighborLists
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import compress_edges, count_nodes, describe_other, read_topology
-from pyg_direct.sampling.induced_plan import PendingInduced, list_neighbors
+from pyg_direct.sampling.induced_plan import PendingInduced, PendingInducedGroup, list_neighbors
 from pyg_direct.sampling.random_key import EpochKey, draw_seed, norm_key
 from pyg_direct.typing import Device
 
@@ -65,6 +66,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
     """
 
     _pyg_hooks = ("_sample_nodes", "_collate", "__getitem__")
+    _makes_groups = True
     # Tensors for drawing, in addition to the rows.
     _drawing: Any = None
     _numbers: Any = None
@@ -151,23 +153,32 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         return ()
 
     def _draw(self, items: Tensor, key: int) -> Tensor:
-        """Draw the nodes of a batch, int64 or int32, with possible duplicates.
+        """Draw a batch: edges or nodes, with possible duplicates, int64 `[D]`.
 
         Args:
             items: Numbers of its draws, int64 `[batch_size]`, on the device.
         """
         raise NotImplementedError("GraphSAINTSampler draws nothing: make one of the classes derived from it")
 
+    def _find_nodes(self, draws: Tensor) -> Tensor:
+        """Find the nodes of the draws of one batch or several, int64 `[..., D]`: int64 or int32 `[..., K]`."""
+        return draws
+
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> PendingInduced:
         return self._start(key.of_batch(number))
+
+    def _submit_group(self, key: EpochKey, work: Sequence[Work]) -> PendingInducedGroup:
+        assert self._plan is not None
+        draws = torch.stack([self._draw(self._numbers, key.of_batch(number)) for number, _ in work])
+        return self._plan.submit_draws(self._find_nodes(draws))
 
     def _start(self, key: int) -> PendingInduced:
         """Start to make the subgraph of a key."""
         assert self._plan is not None
         # torch's idle threads spin for a while, in parallel with our loops.
         with one_thread(self.device.type == "cpu"):
-            draws = self._draw(self._numbers, key)
-        return self._plan.submit(draws, is_set=False)
+            nodes = self._find_nodes(self._draw(self._numbers, key))
+        return self._plan.submit(nodes, is_set=False)
 
     def _find_norms(self) -> tuple[Tensor, Tensor]:
         """Read the norms of nodes and edges from their file, or compute them."""
@@ -246,8 +257,10 @@ class GraphSAINTNodeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTNodeSampler)
     """
 
     def _draw(self, items: Tensor, key: int) -> Tensor:
-        lists, edges = self._lists, draw_below(items, self.E, key=key)
-        return lists.neighbors.index_select(0, edges if lists.step == 1 else edges * lists.step)
+        return draw_below(items, self.E, key=key)
+
+    def _find_nodes(self, draws: Tensor) -> Tensor:
+        return _find_sources(self._lists, draws)
 
 
 class GraphSAINTEdgeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTEdgeSampler):  # type: ignore[misc]
@@ -281,12 +294,14 @@ class GraphSAINTEdgeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTEdgeSampler)
         return (ends, total) if total > 0 else (torch.arange(1, self.E + 1, device=self.device), self.E)
 
     def _draw(self, items: Tensor, key: int) -> Tensor:
-        lists, (ends, total) = self._lists, self._drawing
-        edges = torch.searchsorted(ends, draw_below(items, total, key=key), right=True)
-        sources = lists.neighbors.index_select(0, edges if lists.step == 1 else edges * lists.step)
+        return draw_below(items, self._drawing[1], key=key)
+
+    def _find_nodes(self, draws: Tensor) -> Tensor:
+        lists, edges = self._lists, torch.searchsorted(self._drawing[0], draws, right=True)
+        sources = _find_sources(lists, edges)
         is_short = sources.dtype == torch.int32
         targets = torch.searchsorted(lists.indptr, edges, right=True, out_int32=is_short).sub_(1)
-        return torch.cat([targets, sources])
+        return torch.cat([targets, sources], -1)
 
 
 class GraphSAINTRandomWalkSampler(GraphSAINTSampler, pyg_loader.GraphSAINTRandomWalkSampler):  # type: ignore[misc]
@@ -333,3 +348,9 @@ class GraphSAINTRandomWalkSampler(GraphSAINTSampler, pyg_loader.GraphSAINTRandom
         start = draw_below(items, self.N, key=key, slot=WALK_START_DRAW)
         lists, _ = self._drawing
         return walk(lists, start, self.walk_length, key=key).view(-1)
+
+
+def _find_sources(lists: NeighborLists, edges: Tensor) -> Tensor:
+    """Find the sources of edges by their places in the rows, of any shape."""
+    places = edges.view(-1) if lists.step == 1 else edges.view(-1) * lists.step
+    return lists.neighbors.index_select(0, places).view(edges.shape)

@@ -10,6 +10,7 @@ import copy
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +26,23 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.loader.arguments import settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, is_said_anew
-from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.batch_sampler import Seeds, can_share
 from pyg_direct.loader.collate.data import Attributes, summarise
 from pyg_direct.loader.collate.hetero_data import HeteroAttributes
 from pyg_direct.loader.collate.stale_rows import Marks
 from pyg_direct.loader.memory_placement import Placed
-from pyg_direct.loader.prefetch.batch_groups import SharedRows
+from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, GrowingSets, SharedRows, Work
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.nn.sorted_edges import register_sorted
+from pyg_direct.ops.run_kernel import runs_on_gpu
+from pyg_direct.runtime.cuda.device import free_bytes
+from pyg_direct.runtime.host.memory_sizes import available_bytes
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import count_nodes, read_parts, refuse_features
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, to_general_output
 from pyg_direct.sampling.captured_plan import PendingOutput
 from pyg_direct.sampling.hetero_plan import GeneralPlan
-from pyg_direct.sampling.induced_plan import InducedPlan
+from pyg_direct.sampling.induced_plan import InducedGroup, InducedPlan, PendingInducedGroup
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import GeneralRecipe, Sample
 from pyg_direct.typing import Device
@@ -47,6 +51,8 @@ from pyg_direct.typing import Device
 _UNTOLD = ("n_id", "e_id", "num_sampled_nodes", "num_sampled_edges", "input_id")
 # Key of the rows of `batch`; other loaders leave these rows out, and use the name for the tree of each node.
 _TREES = "batch of the graph"
+# Entries of the tables of a group, of four bytes each: a GPU clears them in 15 us.
+_TABLE_ENTRIES = 1 << 24
 
 
 class InducedLoader(EpochLoader):
@@ -68,6 +74,8 @@ class InducedLoader(EpochLoader):
     _pyg_hooks: tuple[str, ...] = ()
     # Direction of the rows from which a batch's edges come.
     _direction = "in"
+    # True if a GPU may find the subgraphs of several batches together (`_submit_group`).
+    _makes_groups = False
 
     def _open_induced(self, data: Any, num_items: int, batch_size: int, device: Device, placement: str,
                       topology_placement: str | None, feature_cache: int | str | None,
@@ -143,15 +151,50 @@ class InducedLoader(EpochLoader):
     def _input(self) -> Tensor:
         return self._items
 
+    def _open_group(self, key: EpochKey) -> GrowingSets | None:
+        # A sampler of the program may depend on when it is asked.
+        is_chosen = self.prefetch == 1 and self._is_own() and can_share(self)  # type: ignore[arg-type]
+        if not self._makes_groups or not is_chosen or self._plan is None or not runs_on_gpu(self._plan.lists.indptr):
+            return None
+        most = _TABLE_ENTRIES // max(1, self._count_entries())
+        if most < 2 or self._plan.topology.num_nodes >= 2**31:
+            return None
+        count_free = partial(free_bytes, self.device.index) if self.device.type == "cuda" else available_bytes
+        return GrowingSets(GPU_ROOM, count_free, most, partial(self._submit_group, key), self._read_group,
+                           self._fetch_read)  # fmt: skip
+
+    def _count_entries(self) -> int:
+        """Count the entries of the table of a batch in a group."""
+        assert self._plan is not None
+        return self._plan.topology.num_nodes
+
+    def _submit_group(self, key: EpochKey, work: Sequence[Work]) -> PendingInducedGroup:
+        """Start to find the subgraphs of several batches."""
+        raise NotImplementedError
+
+    def _read_group(self, group: InducedGroup) -> list[tuple[dict[str, Tensor], list[Tensor]]]:
+        """Read rows of several batches: (rows by attribute, the tensors that own their memory) of each."""
+        rows, memory = self._general.read_group(group)
+        return [(own, memory) for own in rows]
+
+    def _fetch_read(self, sample: Sample, number: int, seeds: Seeds, read: tuple[dict[str, Tensor], list[Tensor]]
+                    ) -> Data:  # fmt: skip
+        """Make a batch of a group, of rows that were read already."""
+        memory: list[Any] = []
+        batch = self._build(sample, read[0], memory)
+        if memory and self.device.type == "cuda":
+            note_memory(batch, [*memory, *read[1]])
+        return batch
+
     def _fetch(self, sample: Sample, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Data:
         return self._build(sample)
 
-    def _build(self, sample: Sample) -> Data:
-        """Build the batch of a sample, with PyG's attributes."""
+    def _build(self, sample: Sample, read: Mapping[str, Tensor] | None = None, memory: list[Any] | None = None) -> Data:
+        """Build the batch of a sample, with PyG's attributes; `read` and `memory` as in `Attributes.build`."""
         none = sample.n_id[:0]
         # torch's idle threads spin for a while, in parallel with the loops that read features.
         with one_thread(self.device.type == "cpu"):
-            batch: Data = self._general.build(self._shown, sample, none, counts_seeds=False)
+            batch: Data = self._general.build(self._shown, sample, none, counts_seeds=False, read=read, memory=memory)
         mapping = batch._store._mapping
         for key in _UNTOLD:
             if key not in self._shown._store._mapping:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,12 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import TypedInducedLoader
 from pyg_direct.loader.option_types import ShuffledOptions
+from pyg_direct.loader.prefetch.batch_groups import Work
 from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.object_text import show_options
 from pyg_direct.ops.argument_checks import check_count, checks_keywords
 from pyg_direct.sampler.graph_reader import describe_other, read_topology
+from pyg_direct.sampling.induced_plan import PendingInducedGroup
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
 
@@ -71,6 +73,7 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
 
     _item = ("node", None)
     _orders_as_torch = True
+    _makes_groups = True
 
     def _list_options(self) -> Iterator[str]:
         yield from show_options(num_parts=self.num_parts)
@@ -81,6 +84,10 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         return self._start(seeds.positions)
+
+    def _submit_group(self, key: EpochKey, work: Sequence[Work]) -> PendingInducedGroup:
+        assert self._plan is not None
+        return self._plan.submit_sets([seeds.positions for _, seeds in work])
 
     def _start(self, nodes: Tensor) -> Any:
         """Start to find the subgraph of nodes in PyG's numbering, all types consecutively."""

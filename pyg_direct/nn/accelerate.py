@@ -142,7 +142,8 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
 
     Over batches, arguments of the model may be the edges of a batch, rows of its nodes or edges, counts of each hop, or
     constants. It must return rows of nodes. With types they are dicts by type and relation, or the batch; results are
-    rows of one type, or a dict of them. Over a whole graph, arguments and results may be lists, tuples and
+    rows of one type, or a dict of them. Over batches of `DataLoader` arguments may be the batch or its batch vector and
+    number of graphs too, and results rows of graphs. Over a whole graph, arguments and results may be lists, tuples and
     dicts of tensors and constants. The model may keep settings, tensors and functions as attributes. Globals and
     objects that its code reads are compared in each pass, but not the objects that these hold. Nothing is
     replayed if forward reads other tensors, prints, or keeps more than a quarter of the GPU's free memory.

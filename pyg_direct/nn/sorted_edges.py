@@ -5,10 +5,13 @@ recognized by its memory and its count of writes. So a narrowed view, as PyG's `
 A modified tensor or a copy is not, nor is a tensor that later gets the memory of another. On a CPU the loader's
 registration is checked at first use, and the contents at each use: NumPy and `.data` write without a trace. On a GPU
 the host would wait for that.
+
+It also knows the batch vectors of many small graphs (`register_graphs`), by their identity and count of writes.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -267,6 +270,30 @@ def register_found(edge_index: Tensor, num_sampled_nodes: Any, num_sampled_edges
     if edge_index.is_cuda and batch.find_marks(edge_index) is None:
         return
     register_sorted(edge_index, nodes, counts, None, targets)
+
+
+# By id of a batch vector: (the vector, its count of writes, first node of each graph and the end).
+_VECTORS: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
+
+
+def register_graphs(vector: Tensor, begins: Tensor) -> None:
+    """Register the graph of each node of a batch, which is not kept alive.
+
+    Args:
+        vector: Ascending, int64 `[N]`.
+        begins: First node of each graph, and the end, int64 `[B + 1]`.
+    """
+    if not vector.is_inference():
+        place = id(vector)
+        _VECTORS[place] = weakref.ref(vector, lambda _: _VECTORS.pop(place, None)), vector._version, begins
+
+
+def find_graphs(vector: Tensor) -> Tensor | None:
+    """Return the first node of each graph of a registered, unchanged batch vector, and the end; None for any other
+    tensor.
+    """
+    known, version, begins = _VECTORS.get(id(vector), (None, -1, None))
+    return begins if known is not None and known() is vector and vector._version == version else None
 
 
 def read_form(edge_index: Tensor) -> Form:

@@ -1,11 +1,12 @@
 """Plan of induced subgraphs: a set of nodes, and the edges of the graph among them, with one wait for a GPU.
 
-`list_neighbors` gives the rows of a placed topology to kernels.
+On a GPU the sets of several batches take one wait and the launches of one set. `list_neighbors` gives the rows of a
+placed topology to kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from pyg_direct.object_text import one_line
 from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.sampling.find_induced import Candidates, NeighborLists, count_inside, enter_set
+from pyg_direct.ops.sampling.find_induced_groups import Sets, enter_ranges, enter_sets
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling.sampling_options import Sample
 
@@ -77,6 +79,58 @@ class PendingInduced:
         return Sample(nodes, ends, edges, [nodes.numel()] * 2, [0, num_edges])
 
 
+class InducedGroup(list[Sample]):
+    """Subgraphs of several sets, in order; they share memory.
+
+    Attributes:
+        n_id, e_id: Nodes and edge ids of all of them, one after the other, int64 `[M]` and `[E']`.
+        node_counts, edge_counts: Nodes and edges of each.
+    """
+
+    def __init__(self, n_id: Tensor, ends: Tensor, e_id: Tensor, node_counts: list[int], edge_counts: list[int]
+                 ) -> None:  # fmt: skip
+        self.n_id, self.e_id, self.node_counts, self.edge_counts = n_id, e_id, node_counts, edge_counts
+        memory = n_id, ends, e_id
+        # Not views: writes to the edges of one batch do not count for another.
+        parts = zip(torch.unsafe_split_with_sizes(n_id, node_counts),
+                    torch.unsafe_split_with_sizes(ends, [2 * count for count in edge_counts]),
+                    torch.unsafe_split_with_sizes(e_id, edge_counts), strict=True)  # fmt: skip
+        super().__init__(Sample(nodes, pairs.view(2, -1), edges, [nodes.numel()] * 2, [0, edges.numel()], memory)
+                         for nodes, pairs, edges in parts)  # fmt: skip
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Mark the subgraphs as used on `stream` for torch's allocator."""
+        for sample in self[:1]:
+            sample.record_stream(stream)
+
+
+class PendingInducedGroup:
+    """Subgraphs of several sets on their way: enqueued, their sizes not yet read."""
+
+    def __init__(self, plan: InducedPlan, sets: Sets, begins: np.ndarray | None) -> None:
+        self._plan, self._sets, self._begins, self._sums = plan, sets, begins, sets.count_edges()
+        told = self._sums if begins is not None else torch.cat([self._sums, sets.begins])
+        self._told, self._is_read = told, None
+        if told.is_cuda:
+            self._told = _copy_to_host(told)
+            self._is_read = torch.cuda.Event()
+            self._is_read.record()
+
+    def finish(self) -> InducedGroup:
+        """Wait for the sizes and write the subgraphs, on torch's current stream.
+
+        Returns:
+            Those that `PendingInduced.finish` returns for each set.
+        """
+        if self._is_read is not None:
+            self._is_read.synchronize()
+        sets, told = self._sets, self._told.numpy()
+        begins = told[self._sums.numel() :] if self._begins is None else self._begins
+        edge_counts = told[: self._sums.numel()].reshape(sets.num_sets, -1).sum(1).tolist()
+        ends, edges = sets.emit(self._sums, sum(edge_counts), rows_first=self._plan.direction == "out")
+        return InducedGroup(sets.nodes[: int(begins[-1])], ends, edges, np.diff(begins).tolist(), edge_counts)
+
+
 class InducedPlan:
     """Plan that finds the edges among sets of nodes.
 
@@ -109,8 +163,7 @@ class InducedPlan:
         Raises:
             ArgumentError, IdError: a node outside the graph; rows that a program has written to are none any more.
         """
-        self.topology.check_process()
-        self.topology.check_unchanged()
+        self._check()
         if not nodes.is_cuda:
             check_below("nodes", nodes.numpy(), self.topology.num_nodes)
         if self.topology.device.type == "cpu":
@@ -133,6 +186,60 @@ class InducedPlan:
         # The first place of a node that repeats is written last.
         table.local_of_node.numpy()[ids[::-1]] = np.arange(len(ids) - 1, -1, -1, dtype=np.int32)
         return PendingInduced(self, table, count_inside(self.lists, nodes, table.local_of_node), None)
+
+    def submit_ranges(self, bounds: np.ndarray, owners: Tensor, chosen: Sequence[np.ndarray]) -> PendingInducedGroup:
+        """Start to find, on a GPU, the subgraphs of several unions of ranges of ids, on torch's current stream.
+
+        Args:
+            bounds: First node of each of W ranges, and the end of the last, N, int64 `[W + 1]` on the host.
+            owners: Range of each node, int32 `[N]`, on the GPU.
+            chosen: Ranges of each union within [0, W), which is not checked, int64; at least one union. If a range
+                repeats, edges join its first place, and each place has its rows.
+
+        Raises:
+            ArgumentError: rows that a program has written to are none any more.
+        """
+        self._check()
+        counts = np.array([len(own) for own in chosen])
+        ranges = np.concatenate(chosen)
+        sizes = np.concatenate([[0], np.cumsum(bounds[ranges + 1] - bounds[ranges])])
+        begins = sizes[np.concatenate([[0], np.cumsum(counts)])]
+        return PendingInducedGroup(self, enter_ranges(self.lists, bounds, owners, ranges, counts), begins)
+
+    def submit_sets(self, sets: Sequence[Tensor]) -> PendingInducedGroup:
+        """Start to find, on a GPU, the subgraphs of several sets of nodes, on torch's current stream.
+
+        Args:
+            sets: Each as `submit` takes it, on the CPU; at least one.
+
+        Raises:
+            ArgumentError, IdError: see `submit`.
+        """
+        self._check()
+        nodes = np.concatenate([own.numpy() for own in sets])
+        check_below("nodes", nodes, self.topology.num_nodes)
+        begins = np.cumsum([0, *map(len, sets)])
+        words = upload(np.concatenate([begins, nodes]), self.topology.device)
+        parts = torch.unsafe_split_with_sizes(words, [len(begins), len(nodes)])
+        return PendingInducedGroup(self, enter_sets(self.lists, parts[1], parts[0]), begins)
+
+    def submit_draws(self, draws: Tensor) -> PendingInducedGroup:
+        """Start to find, on a GPU, the subgraphs of draws that repeat, on torch's current stream.
+
+        Args:
+            draws: Draws of each subgraph, which become one node each, ascending, int64 or int32 `[G, D]` within [0, N),
+                on the GPU; G > 0.
+
+        Raises:
+            ArgumentError: rows that a program has written to are none any more.
+        """
+        self._check()
+        nodes, begins = _gather_first_of_each(draws, self.topology.num_nodes)
+        return PendingInducedGroup(self, enter_sets(self.lists, nodes, begins), None)
+
+    def _check(self) -> None:
+        self.topology.check_process()
+        self.topology.check_unchanged()
 
     def _take(self) -> _Table:
         try:
@@ -179,6 +286,32 @@ def _gather_first(draws: Tensor) -> tuple[Tensor, Tensor]:
     # All places of a repeated node write the same.
     nodes = torch.zeros_like(ends).scatter_(0, ends - 1, ordered.long())
     return nodes, ends[-1:]
+
+
+def _gather_first_of_each(draws: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Gather the nodes of several rows of draws, each once and ascending, without a wait.
+
+    Args:
+        draws: int64 or int32 `[G, D]` within [0, num_nodes), G > 0.
+
+    Returns:
+        (nodes row after row, int64 `[G * D]`, with others behind; first of each row and the end, int64 `[G + 1]`)
+    """
+    (num_rows, width), device = draws.shape, draws.device
+    begins = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
+    if draws.numel() == 0:
+        return draws.long().view(-1), begins
+    # Short ids are sorted in half the time.
+    dtype = torch.int32 if num_rows * num_nodes < 2**31 else torch.int64
+    shifts = torch.arange(num_rows, dtype=dtype, device=device).mul_(num_nodes).view(-1, 1)
+    ordered = draws.to(dtype).add(shifts).view(-1).sort().values
+    is_new = torch.ones(draws.numel(), dtype=torch.bool, device=device)
+    torch.ne(ordered[1:], ordered[:-1], out=is_new[1:])
+    ends = is_new.cumsum(0)
+    begins[1:] = ends[width - 1 :: width]
+    # All places of a repeated node write the same.
+    ids = ordered.view(num_rows, width).sub_(shifts).view(-1).long()
+    return torch.zeros_like(ends).scatter_(0, ends - 1, ids), begins
 
 
 def _copy_to_host(values: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ def measure(counts, chances):
 def draw(sampler, count):
     """So many draws as of one batch, on the CPU."""
     sampler._prepare()
-    return sampler._draw(torch.arange(count, device=sampler.device), 77).cpu()
+    return sampler._find_nodes(sampler._draw(torch.arange(count, device=sampler.device), 77)).cpu()
 
 
 def test_nodes_are_drawn_as_often_as_edges_leave_them(real_device):

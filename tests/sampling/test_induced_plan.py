@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from pyg_direct import CSRTopo
 from pyg_direct.errors import ArgumentError, IdError
-from pyg_direct.sampling.induced_plan import InducedPlan, _gather_first
+from pyg_direct.sampling.induced_plan import InducedPlan, _gather_first, _gather_first_of_each
 from tests.poison import poisoned_memory
 from tests.reference.induced import induce
 
@@ -64,6 +64,21 @@ def test_draws_are_gathered_without_a_wait(dtype, draws):
     assert int(count) == len(expected)
     assert nodes[: len(expected)].tolist() == expected
     assert nodes.numel() == len(draws)
+    assert nodes.dtype == torch.int64
+
+
+@pytest.mark.parametrize("num_nodes", [40, 2**31])
+@given(
+    draws=st.integers(0, 6).flatmap(
+        lambda width: st.lists(st.lists(st.integers(0, 39), min_size=width, max_size=width), min_size=1, max_size=4)
+    )
+)
+def test_draws_of_several_batches_are_gathered_without_a_wait(num_nodes, draws):
+    nodes, begins = _gather_first_of_each(torch.tensor(draws, dtype=torch.int64), num_nodes)
+
+    expected = [sorted(set(own)) for own in draws]
+    assert begins.diff().tolist() == list(map(len, expected))
+    assert nodes[: begins[-1]].tolist() == [node for own in expected for node in own]
     assert nodes.dtype == torch.int64
 
 

@@ -6,5 +6,6 @@
 - `remote_edges.py`: picks over parts of a graph; `frontier_segments.py`: the same with counts that stay on a GPU, and
   `row_segments.py`: the rows of the nodes then.
 - `excluded_edges.py`: edges that a batch leaves out.
-- `induced.py`, `walks.py`: edges among the nodes of a set, and random walks.
+- `induced.py`, `induced_groups.py`: edges among the nodes of a set, and of several sets on a GPU.
+- `walks.py`: random walks.
 """

@@ -25,6 +25,7 @@ from pyg_direct.loader.collate.stale_rows import Marks
 from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.sampler.graph_reader import place_rows, refuse_features
+from pyg_direct.sampling.induced_plan import InducedGroup
 from pyg_direct.sampling.sampling_options import Sample
 
 _NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id")
@@ -122,9 +123,31 @@ class Attributes(PlacedRows):
             self._others[key] = partial(_slice_sampled, kind, slicer, self._places)
         return kinds
 
+    def read_group(self, group: InducedGroup) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+        """Read rows of several samples in one step each.
+
+        Returns:
+            (rows of each sample by attribute; the tensors that own their memory)
+        """
+        memory: list[Tensor] = []
+        of_nodes: dict[str, Tensor] = {}
+        for narrow in self._groups:
+            of_nodes |= narrow.read(group.n_id, memory)
+        single = {key: feature.read(group.n_id) for key, feature in self._single.items()}
+        edges = group.e_id if self._places is None or not self._edge else self._places[group.e_id]
+        of_edges = {key: feature.read(edges) for key, feature in self._edge.items()}
+        memory += [*single.values(), *of_edges.values()]
+        found: list[dict[str, Tensor]] = [{} for _ in group]
+        for rows_of, counts in ((of_nodes | single, group.node_counts), (of_edges, group.edge_counts)):
+            for key, rows in rows_of.items():
+                # Not views: writes to one batch do not count for another.
+                for own, part in zip(found, torch.unsafe_split_with_sizes(rows, counts), strict=True):
+                    own[key] = part
+        return found, memory
+
     def build(self, data: Data, sample: Sample, input_id: Tensor, *, checked: bool = True,
-              shared: Mapping[str, SharedRows] = MappingProxyType({}),
-              memory: list[Any] | None = None, counts_seeds: bool = True) -> Data:  # fmt: skip
+              shared: Mapping[str, SharedRows] = MappingProxyType({}), memory: list[Any] | None = None,
+              counts_seeds: bool = True, read: Mapping[str, Tensor] | None = None) -> Data:  # fmt: skip
         """Build the batch as PyG's loader does, on the device; `data` is the sampled graph.
 
         Args:
@@ -134,11 +157,34 @@ class Attributes(PlacedRows):
             shared: Node attributes whose rows were read already, together with other batches.
             memory: Receives the tensors that own the batch's memory, if all are known.
             counts_seeds: Add the number of seeds as `batch_size`.
+            read: All rows of the sample, by attribute, if `read_group` has read them.
         """
         held: list[Any] = [*sample.memory]
         out = copy_data(data)
         # PyG's own setter takes as long as the launch of a kernel.
         store = out._store._mapping
+        if read is None:
+            self._read_alone(store, sample, checked, shared, held)
+        else:
+            store.update((key, rows) for key, rows in read.items() if key in store)
+        for key, slicer in self._others.items():
+            if key in store:
+                store[key] = slicer(store[key], sample)
+        store.pop("batch", None)
+        store.setdefault("n_id", sample.n_id)
+        store.setdefault("e_id", sample.e_id)
+        store["num_sampled_nodes"] = sample.num_sampled_nodes
+        store["num_sampled_edges"] = sample.num_sampled_edges
+        store["input_id"] = input_id
+        if counts_seeds:
+            store["batch_size"] = input_id.numel()
+        if memory is not None and checked and sample.memory and self._is_all_known:
+            memory += held
+        return out
+
+    def _read_alone(self, store: dict[str, Any], sample: Sample, checked: bool, shared: Mapping[str, SharedRows],
+                    held: list[Any]) -> None:  # fmt: skip
+        """Read the rows of a sample into the attributes of its batch; see `build`."""
         if checked:
             for group in self._groups:
                 for key, rows in group.read(sample.n_id, held).items():
@@ -156,20 +202,6 @@ class Attributes(PlacedRows):
             if key in store:
                 store[key] = feature.read(edges) if checked else feature[edges]
                 held.append(store[key])
-        for key, slicer in self._others.items():
-            if key in store:
-                store[key] = slicer(store[key], sample)
-        store.pop("batch", None)
-        store.setdefault("n_id", sample.n_id)
-        store.setdefault("e_id", sample.e_id)
-        store["num_sampled_nodes"] = sample.num_sampled_nodes
-        store["num_sampled_edges"] = sample.num_sampled_edges
-        store["input_id"] = input_id
-        if counts_seeds:
-            store["batch_size"] = input_id.numel()
-        if memory is not None and checked and sample.memory and self._is_all_known:
-            memory += held
-        return out
 
 
 def _slice_sampled(kind: str, slicer: Slicer, places: Tensor | None, value: Any, sample: Sample) -> Any:

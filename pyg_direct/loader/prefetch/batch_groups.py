@@ -24,6 +24,7 @@ from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.sampler.keyed_sampler import Drawn
 from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
+from pyg_direct.sampling.induced_plan import InducedGroup, PendingInducedGroup
 from pyg_direct.sampling.sampling_options import Sample
 
 Work = tuple[int, Seeds]
@@ -257,6 +258,29 @@ class GrowingTogether(Together):
         """Split a group into single batches, and all later ones, after memory has run out."""
         self._most = 1
         return ((item[0], [item]) for item in work)
+
+
+class GrowingSets(GrowingTogether):
+    """Groups of induced subgraphs, which are not samples with types; see `GrowingTogether`.
+
+    Args:
+        most: Limit of batches per group.
+        submit: Starts to find the subgraphs of the batches of a group.
+        read: Reads rows of all of them at once: subgraphs -> a list.
+        fetch: Makes a batch: (subgraph, number, seeds, its item of that list) -> batch.
+    """
+
+    def __init__(self, room: int, count_free: Callable[[], int], most: int,
+                 submit: Callable[[Sequence[Work]], PendingInducedGroup],
+                 read: Callable[[InducedGroup], Sequence[Any]],
+                 fetch: Callable[[Sample, int, Any, Any], Any]) -> None:  # fmt: skip
+        super().__init__(room, count_free, submit, read, fetch, True)
+        self._most, self._submit_sets = min(self._most, most), submit
+
+    def submit(self, number: int, work: Sequence[Work]) -> Any:
+        """Start to find the subgraphs of a group."""
+        with self._paused():
+            return self._submit_sets(work)
 
 
 def count_bytes(batches: Sequence[Any]) -> int:

@@ -1,5 +1,7 @@
 """Arguments of a model's call: those of a batch without types, of a batch with types, or of a whole graph.
 
+Those of a batch of small graphs are in `graphs_call.py`.
+
 `read_call` reads them. Calls of one kind can be served by one recording (`recorded_passes.py`).
 """
 
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from pyg_direct.nn import sorted_edges
+from pyg_direct.nn.replay.graphs_call import GraphsCall, read_graphs
 from pyg_direct.nn.replay.guards import CONTAINERS, SETTINGS, TENSORS, State, read_forms, read_version
 from pyg_direct.nn.replay.padded_batch import Relation, Sizes, TypedSizes, find_input, read_typed_sizes
 from pyg_direct.nn.sorted_edges import find_batch
@@ -173,7 +176,7 @@ def fill_in_types(nest: Any, tensors: Iterator[Tensor], places: TypedSizes) -> A
 
 
 def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State
-              ) -> BatchCall | TypedCall | WholeCall | None:  # fmt: skip
+              ) -> BatchCall | TypedCall | GraphsCall | WholeCall | None:  # fmt: skip
     """Read the arguments of a model's call; None if its kind does not determine a pass."""
     last = state.last
     if (last is not None and last.is_again((args, kwargs)) and _can_record(last.device)
@@ -183,10 +186,13 @@ def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: 
 
 
 def _read_anew(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State
-               ) -> BatchCall | TypedCall | WholeCall | None:  # fmt: skip
+               ) -> BatchCall | TypedCall | GraphsCall | WholeCall | None:  # fmt: skip
     typed = _read_types(model, args, kwargs, state)
     if typed is not None:
         return typed
+    graphs = read_graphs(model, args, kwargs, state)
+    if graphs is not None:
+        return graphs if _can_record(graphs.begins.device) else None
     tensors: list[Tensor] = []
     nest = take_tensors((args, kwargs), tensors)
     if nest is None or not tensors or not _can_record(tensors[0].device):

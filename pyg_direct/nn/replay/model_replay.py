@@ -20,6 +20,8 @@ from pyg_direct.errors import ArgumentError, warn
 from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.batch_passes import PaddedPasses, TypedPasses
+from pyg_direct.nn.replay.graph_passes import GraphPasses
+from pyg_direct.nn.replay.graphs_call import GraphsCall
 from pyg_direct.nn.replay.guards import Outside, State
 from pyg_direct.nn.replay.model_call import BatchCall, TypedCall, WholeCall, read_call
 from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules, WholePasses
@@ -43,7 +45,7 @@ _IN_ONE_THREAD = True
 _SPREAD = (DataParallel, DistributedDataParallel, FullyShardedDataParallel)
 
 
-Call: TypeAlias = BatchCall | TypedCall | WholeCall
+Call: TypeAlias = BatchCall | TypedCall | GraphsCall | WholeCall
 
 
 class _Calls:
@@ -138,6 +140,8 @@ class _Passes:
             made = PaddedPasses(model, self._rules, call, calls.largest)
         elif isinstance(call, TypedCall):
             made = TypedPasses(model, self._rules, call, calls.largest)
+        elif isinstance(call, GraphsCall):
+            made = GraphPasses(model, self._rules, call, calls.largest)
         else:
             made = WholePasses(model, self._rules, call, calls.moving)
         # A small batch leaves more padding than fits; the next may not.

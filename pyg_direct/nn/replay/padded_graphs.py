@@ -104,6 +104,8 @@ class PaddedGraphs:
         device = batch.edge_index.device
         self.masks: Masks = {rows: (torch.zeros(rows, 1, device=device), torch.zeros((), device=device))
                              for rows in places}  # fmt: skip
+        # Sizes that the masks are of.
+        self._counted = GraphSizes(0, 0, 0)
 
     def fill(self, batch: Any) -> bool:
         """Copy a batch; False if it does not fit, or is of another kind."""
@@ -124,9 +126,11 @@ class PaddedGraphs:
         for name, kind in self._kinds.items():
             rows = batch[name]
             data[name][: len(rows)].copy_(rows[order] if kind == "edge" else rows)
-        for (mask, total), count in zip(self.masks.values(), sizes, strict=True):
-            mask.zero_()[:count].fill_(1)
-            total.fill_(count)
+        for (mask, total), count, before in zip(self.masks.values(), sizes, self._counted, strict=True):
+            if count != before:
+                mask.zero_()[:count].fill_(1)
+                total.fill_(count)
+        self._counted = sizes
         return True
 
     def find_varying(self, batch: Any) -> str | None:
