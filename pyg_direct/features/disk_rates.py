@@ -6,6 +6,7 @@ gaps between rows are read along: a request takes a disk as long as some bytes d
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import random
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyg_direct.compiler.jit import set_cpu_threads
-from pyg_direct.errors import FileError
+from pyg_direct.errors import ArgumentError, FileError
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.kernels.rows.file_ranges import LEAST_BLOCK, PAGE, read_file_ranges_cpu
 
@@ -61,8 +62,21 @@ class DiskRates(NamedTuple):
 
 
 def read_timeout() -> float:
-    """Return the seconds after which a disk that gives no bytes is an error: `PYG_DIRECT_DISK_TIMEOUT`."""
-    return float(os.environ.get("PYG_DIRECT_DISK_TIMEOUT", _TIMEOUT))
+    """Return the seconds after which a disk that gives no bytes is an error: `PYG_DIRECT_DISK_TIMEOUT`.
+
+    Raises:
+        ArgumentError: it is set to something else than a number above 0.
+    """
+    given = os.environ.get("PYG_DIRECT_DISK_TIMEOUT", "").strip()
+    if not given:
+        return _TIMEOUT
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise ArgumentError(f"PYG_DIRECT_DISK_TIMEOUT must be a number of seconds above 0, got {given!r}")
+    return seconds
 
 
 def find_rates(file: RowFile) -> DiskRates | None:

@@ -290,7 +290,7 @@ class Feature:
 
     def _filled(self) -> torch.Size:
         if self._shape is None:
-            raise ArgumentError("this Feature holds no rows yet: call from_cpu_tensor first")
+            raise ArgumentError("this Feature holds no rows yet: call from_cpu_tensor or from_file first")
         return self._shape
 
     def _open(self) -> MemoryRows | SpilledRows:
@@ -436,6 +436,8 @@ class Feature:
         check_num_rows(self.csr_topo, shape[0])
         if self.store_dtype not in (None, dtype):
             raise ArgumentError(f"store_dtype must be None or {dtype}, as {file.path} has it, got {self.store_dtype}")
+        if order is not None and file.order is not None:
+            raise ArgumentError(f"order must be None for {file.path}, which has an order of its own: it was packed")
         order = file.order if order is None else order
         order = None if order is None else check_order(order, shape[0])
         num_bytes, on_gpu = file.layout.num_bytes, self.device.type == "cuda"

@@ -84,7 +84,7 @@ def send_feature(feature: Any) -> Any:
 def reduce_feature(feature: Any) -> Any:
     """Return the call that opens a saved feature, for pickles."""
     if feature._shape is None:
-        raise ArgumentError("a Feature without rows cannot be sent: call from_cpu_tensor first")
+        raise ArgumentError("a Feature without rows cannot be sent: call from_cpu_tensor or from_file first")
     rows = find_stored(feature)
     # Rows that were written on a GPU are there.
     feature.synchronize()

@@ -141,7 +141,8 @@ class DiskReads(NamedTuple):
                  f"for, {self.num_saved / max(1, self.num_asked):.0%} saved; {show_count(self.num_pages, 'page')} of "
                  f"{show_bytes(self.page_bytes)}, {show_bytes(self.num_pages * self.page_bytes)} in "
                  f"{show_count(self.num_requests, 'request')}, {self.num_again / max(1, self.num_pages):.0%} of them "
-                 f"again, {self.read_ratio:.1f} x the {self.unit}s; {self.rate / 1e9:.2f} GB/s")  # fmt: skip
+                 f"again, {self.read_ratio:.1f} x the distinct {self.unit}s of windows; "
+                 f"{self.rate / 1e9:.2f} GB/s")  # fmt: skip
         if self.disk_rate is None or self.random_rate is None:
             return shown
         return (f"{shown} beside the disk's {self.disk_rate / 1e9:.2f} GB/s in order and "

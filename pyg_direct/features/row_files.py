@@ -118,6 +118,10 @@ class RowFile:
         if kind == ".parquet":
             raise FileError(f"path must name a file whose rows can be read in place, got {self.path}, which has "
                             "columns: write its rows to a .safetensors by pyg_direct.pack_rows")  # fmt: skip
+        if name is not None and kind != ".safetensors":
+            raise ArgumentError(f"name must be None unless the file is a .safetensors, got {name!r} for {self.path}")
+        if offset != 0 and kind in (".npy", ".safetensors"):
+            raise ArgumentError(f"offset must be 0 for {self.path}, whose head says where its rows begin, got {offset}")
         if kind == ".npy":
             layout = _read_npy(file, self.path)
         elif kind == ".safetensors":

@@ -236,7 +236,8 @@ def _split(data: Any, x: Any = None) -> tuple[Data, Any]:
                                     f"stores, got {type(features).__name__}")  # fmt: skip
         return data, features.find(TensorAttr(None, "x")) if x is None else x
     if not isinstance(data, Data):
-        raise ArgumentTypeError(f"data must be a Data, got {describe_other(data)}")
+        raise ArgumentTypeError("data must be a Data, or a pair of a pyg_direct.FeatureStore and a Data with the edges "
+                                f"in memory, got {describe_other(data)}")  # fmt: skip
     return data, data.x if x is None else x
 
 

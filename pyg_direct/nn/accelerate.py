@@ -26,7 +26,6 @@ from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, may_
 from pyg_direct.nn.trimming import forget_trimming, watch_trimming
 from pyg_direct.nn.whole_graphs import UnknownEdges
 from pyg_direct.object_text import one_line
-from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.progress import announce
 
 
@@ -179,7 +178,9 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     is_auto = replays_by_default() if replay is None else isinstance(replay, str) and replay == "auto"
-    is_replayed = may_watch(model) if is_auto else check_flag("replay", replay)
+    if not (is_auto or replay is None or isinstance(replay, bool)):
+        raise ArgumentTypeError(f'replay must be True, False, "auto" or None, got {replay!r}')
+    is_replayed = may_watch(model) if is_auto else bool(replay)
     if is_replayed and not is_auto:
         check(model)
     for module in model.modules():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyg_direct import save_rows
-from pyg_direct.errors import FileError
+from pyg_direct.errors import ArgumentError, FileError
 from pyg_direct.features import disk_rates
 from pyg_direct.features.disk_rates import PAGE, DiskRates, choose_gap, find_block, find_rates, measure_disk
 from pyg_direct.features.row_files import RowFile
@@ -141,3 +141,19 @@ def test_a_file_system_that_refuses_small_blocks_is_read_by_pages(file, monkeypa
     assert find_block(file) in (512, PAGE)
     monkeypatch.setattr(os, "preadv", refuse)
     assert find_block(file) == PAGE
+
+
+@pytest.mark.parametrize("given", ["abc", "0", "-1", "nan"])
+def test_a_wrong_timeout_is_named(monkeypatch, given):
+    monkeypatch.setenv("PYG_DIRECT_DISK_TIMEOUT", given)
+
+    with pytest.raises(ArgumentError, match=f"PYG_DIRECT_DISK_TIMEOUT must be a number .* above 0, got {given!r}"):
+        disk_rates.read_timeout()
+
+
+def test_an_empty_timeout_is_the_default(monkeypatch):
+    monkeypatch.delenv("PYG_DIRECT_DISK_TIMEOUT", raising=False)
+    default = disk_rates.read_timeout()
+    monkeypatch.setenv("PYG_DIRECT_DISK_TIMEOUT", "")
+
+    assert disk_rates.read_timeout() == default

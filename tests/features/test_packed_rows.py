@@ -300,3 +300,12 @@ def test_the_command_writes_the_rows_of_a_parquet_file(tmp_path, capsys):
     assert "40 rows" in capsys.readouterr().out
     with pytest.raises(typer.BadParameter, match="give no order for"):
         app(["pack", str(source), str(tmp_path / "y.safetensors"), "--parts", "parts.npy"], standalone_mode=False)
+
+
+def test_a_packed_file_keeps_its_order(tmp_path):
+    order = torch.arange(40)
+    pack_rows(save_rows(tmp_path / "rows.npy", make_rows(40, (3,), torch.float32)), tmp_path / "packed.safetensors",
+              order=order.flip(0))  # fmt: skip
+
+    with pytest.raises(ArgumentError, match=r"order must be None for .*, which has an order of its own"):
+        Feature(device="cpu").from_file(tmp_path / "packed.safetensors", order=order)

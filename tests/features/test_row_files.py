@@ -302,3 +302,12 @@ def test_a_file_is_closed_with_the_last_who_reads_it(tmp_path):
 
 def test_rows_without_bytes_are_not_looked_for(tmp_path):
     assert not RowFile(save_rows(tmp_path / "rows.npy", make_rows(row=(0,)))).is_cached([0])
+
+
+def test_options_that_a_file_does_not_have_are_refused(tmp_path):
+    path = save_rows(tmp_path / "rows.npy", torch.zeros(10, 4))
+
+    with pytest.raises(ArgumentError, match=r"name must be None unless the file is a .safetensors, got 'x'"):
+        RowFile(path, name="x")
+    with pytest.raises(ArgumentError, match=r"offset must be 0 for .*rows.npy, whose head says"):
+        RowFile(path, offset=64)

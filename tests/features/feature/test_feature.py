@@ -251,9 +251,9 @@ def test_ids_of_other_shapes_are_refused(device, ids):
 def test_an_empty_feature_says_what_to_call(device):
     feature = Feature(device=device)
 
-    with pytest.raises(ArgumentError, match="call from_cpu_tensor first"):
+    with pytest.raises(ArgumentError, match="call from_cpu_tensor or from_file first"):
         feature[[0]]
-    with pytest.raises(ArgumentError, match="call from_cpu_tensor first"):
+    with pytest.raises(ArgumentError, match="call from_cpu_tensor or from_file first"):
         feature.size()
     assert "empty" in repr(feature)
 

@@ -332,7 +332,7 @@ def test_each_option_acts_or_is_refused():
             ),
             "replay": (
                 Seen(lambda made: made.replay is None, False, True),
-                Refused("no", "replay must be True or False, got 'no'"),
+                Refused("no", "replay must be True, False, \"auto\" or None, got 'no'"),
             ),
         },
     )
