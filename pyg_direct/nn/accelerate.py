@@ -156,7 +156,7 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
         model: Any module; it is changed in place.
         replay: Replay passes of the model as CUDA graphs, on a GPU; replays of models within it end. `"auto"` replays
             only what is known to be right, and never raises; None does so if there is a GPU. True replays training
-            passes over batches only, and warns if it cannot. False replays nothing.
+            passes over batches only, and warns if it cannot on a GPU. False replays nothing.
 
     Returns:
         The changes, with `report()` and `undo()`. The logger `pyg_direct` names convolutions that are left to PyG in
