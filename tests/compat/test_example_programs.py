@@ -1,6 +1,9 @@
 """Programs over small graphs find generated data sets, and their lines are compared."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +24,8 @@ from tests.compat.example_programs import (
     tabulate,
 )
 from tests.compat.generated_data import MAKERS, draw, generate
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_data_set_is_generated_instead_of_downloaded(tmp_path, monkeypatch):
@@ -99,42 +104,55 @@ for epoch in range({epochs}):
 """
 
 
-def write_programs(folder, monkeypatch, **epochs):
+def write_programs(folder, **epochs):
     for number, (name, count) in enumerate(epochs.items()):
-        text = TEXT.format(epochs=count, more=number)
-        (folder / f"{name}.py").write_text(text)
-    monkeypatch.setattr(example_programs, "PROGRAMS", [Program(f"{name}.py") for name in epochs])
+        (folder / f"{name}.py").write_text(TEXT.format(epochs=count, more=number))
+    example_programs.PROGRAMS = [Program(f"{name}.py") for name in epochs]
     return example_programs.PROGRAMS
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_programs_run_side_by_side_each_to_its_last_line(tmp_path, monkeypatch, jobs):
-    programs = write_programs(tmp_path, monkeypatch, long=100, short=2, some=7)
+def run_alone(name, *args):
+    """Run a function of this module in a process of its own: the programs are forked from one that has only begun."""
+    text = f"import sys; from tests.compat import test_example_programs as own; own.{name}(*sys.argv[1:])"
+    made = subprocess.run([sys.executable, "-c", text, *map(str, args)], cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    return made.stdout
 
-    found = dict(compare_all(programs, tmp_path, 120, on_gpu=True, jobs=jobs))
 
+def compare_side_by_side(folder, jobs):
+    folder, jobs = Path(folder), int(jobs)
+    programs = write_programs(folder, long=100, short=2, some=7)
+    found = dict(compare_all(programs, folder, 120, on_gpu=True, jobs=jobs))
     lines = {one.name: None if runs is None else [len(run.lines) for run in runs["pyg_direct"]]
              for one, runs in found.items()}  # fmt: skip
     # Five times as many as on a CPU, or all of them; a program with too few has failed.
-    assert lines == {"long.py": [15] * 3, "short.py": None, "some.py": [7] * 3}
+    assert lines == {"long.py": [15] * 3, "short.py": None, "some.py": [7] * 3}, lines
     assert found[programs[0]]["PyG"][0].lines == found[programs[0]]["pyg_direct"][0].lines
-    assert list(compare_all(programs, tmp_path, 120, on_gpu=True, jobs=jobs, seconds=0)) == []
+    assert list(compare_all(programs, folder, 120, on_gpu=True, jobs=jobs, seconds=0)) == []
 
 
-def test_rows_are_written_as_programs_end_and_only_missing_ones_are_made(tmp_path, monkeypatch, capsys):
-    write_programs(tmp_path, monkeypatch, first=3, second=3)
-    monkeypatch.setattr(example_programs, "find_gpu", lambda: "NVIDIA H200")
-    path, codes = tmp_path / "example_programs_h200.md", []
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_programs_run_side_by_side_each_to_its_last_line(tmp_path, jobs):
+    run_alone("compare_side_by_side", tmp_path, jobs)
+
+
+def compare_missing(folder):
+    folder = Path(folder)
+    write_programs(folder, first=3, second=3)
+    example_programs.find_gpu = lambda: "NVIDIA H200"
     for only in ("first", ""):
         with pytest.raises(typer.Exit) as end:
-            example_programs.main(tmp_path, only, missing=True, out=tmp_path)
-        codes.append(end.value.exit_code)
+            example_programs.main(folder, only, missing=True, out=folder)
+        assert end.value.exit_code == 0
 
-    assert codes == [0, 0]
-    rows = [row for row in path.read_text().splitlines() if ".py |" in row]
+
+def test_rows_are_written_as_programs_end_and_only_missing_ones_are_made(tmp_path):
+    said = run_alone("compare_missing", tmp_path).splitlines()
+
+    text = (tmp_path / "example_programs_h200.md").read_text()
+    rows = [row for row in text.splitlines() if ".py |" in row]
     assert [row.split(" | ")[0] for row in rows] == ["| first.py", "| second.py"]
-    assert "NVIDIA H200" in path.read_text()
-    said = capsys.readouterr().out.splitlines()
+    assert "NVIDIA H200" in text
     assert [line.split(" | ")[0] for line in said if line.startswith("| ")] == ["| first.py", "| second.py"]
 
 

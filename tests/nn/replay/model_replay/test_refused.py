@@ -119,7 +119,7 @@ def test_a_norm_over_all_nodes_of_a_batch_is_told(graph, device, batches):
 
 
 def test_arguments_are_checked(graph):
-    with pytest.raises(ArgumentTypeError, match="replay must be True or False, got 'always'"):
+    with pytest.raises(ArgumentTypeError, match=r"replay must be True, False, .* got 'always'"):
         accelerate(make_model(graph, "cpu"), replay="always")
     with pytest.raises(ArgumentError, match=r"one that holds convolutions to be replayed, .* got SAGEConv"):
         accelerate(SAGEConv(3, 3), replay=True)
