@@ -171,6 +171,9 @@ class StandIn(NamedTuple):
     verbose: bool
 
 
+# Loaders of data that ours may refuse and PyG take, such as graphs of several dtypes. For an unedited program PyG's code
+# decides.
+_LEAVING = (loaders.DataLoader, loaders.DataListLoader, loaders.DenseDataLoader, loaders.RandomNodeLoader)
 # By PyG's class.
 _STAND_INS: dict[type, StandIn] = {}
 # Functions of PyG that call ours, and copies of them that do what they did before.
@@ -180,8 +183,8 @@ _FUNCTIONS: list[tuple[FunctionType, FunctionType]] = []
 def replace(original: type, stand_in: StandIn) -> None:
     """Make a PyG class create ours from now on, also under the deprecated names for which PyG derives a class.
 
-    Objects of the program's subclasses stay PyG's, and so do objects for which ours raises `NotImplementedError`; both
-    are reported once.
+    Objects of the program's subclasses stay PyG's, and so do objects for which ours raises `NotImplementedError`. Of small
+    graphs, and of parts of all nodes, other refusals leave them to PyG too. All are reported once.
     """
     if original not in _STAND_INS and "__new__" not in vars(original):
         # `__new__` is never removed: Python would then refuse arguments, as it does not forget that the class had one.
@@ -241,7 +244,9 @@ def _make(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         elif not _is_inner(sys._getframe(1)):
             try:
                 return _make_ours(original, cls, stand_in, args, kwargs)
-            except NotImplementedError as error:
+            except (ArgumentError, ArgumentTypeError, NotImplementedError) as error:
+                if not (isinstance(error, NotImplementedError) or issubclass(stand_in.ours, _LEAVING)):
+                    raise
                 note_left(cls.__name__, str(error))
     following: Any = super(original, cls).__new__
     return following(cls) if following is object.__new__ else following(cls, *args, **kwargs)
