@@ -171,8 +171,8 @@ class StandIn(NamedTuple):
     verbose: bool
 
 
-# Loaders of data that ours may refuse and PyG take, such as graphs of several dtypes. For an unedited program PyG's code
-# decides.
+# Loaders of data that ours may refuse and PyG take, such as graphs of several dtypes. For an unedited program the code of
+# PyG decides.
 _LEAVING = (loaders.DataLoader, loaders.DataListLoader, loaders.DenseDataLoader, loaders.RandomNodeLoader)
 # By PyG's class.
 _STAND_INS: dict[type, StandIn] = {}
@@ -183,8 +183,8 @@ _FUNCTIONS: list[tuple[FunctionType, FunctionType]] = []
 def replace(original: type, stand_in: StandIn) -> None:
     """Make a PyG class create ours from now on, also under the deprecated names for which PyG derives a class.
 
-    Objects of the program's subclasses stay PyG's, and so do objects for which ours raises `NotImplementedError`. Of small
-    graphs, and of parts of all nodes, other refusals leave them to PyG too. All are reported once.
+    Objects of the program's subclasses stay PyG's, and so do objects for which ours raises `NotImplementedError`. Other
+    refusals leave loaders of small graphs, and of parts of all nodes, to PyG too. All are reported once.
     """
     if original not in _STAND_INS and "__new__" not in vars(original):
         # `__new__` is never removed: Python would then refuse arguments, as it does not forget that the class had one.
