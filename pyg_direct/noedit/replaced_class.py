@@ -171,8 +171,8 @@ class StandIn(NamedTuple):
     verbose: bool
 
 
-# Loaders of data that ours may refuse and PyG take, such as graphs of several dtypes. For an unedited program the code of
-# PyG decides.
+# Loaders of data that ours may refuse and PyG take, such as graphs of several dtypes: under `run`, the code of PyG
+# decides.
 _LEAVING = (loaders.DataLoader, loaders.DataListLoader, loaders.DenseDataLoader, loaders.RandomNodeLoader)
 # By PyG's class.
 _STAND_INS: dict[type, StandIn] = {}
