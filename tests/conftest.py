@@ -10,6 +10,7 @@ import gc
 import importlib.util
 import os
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatch
@@ -61,6 +62,16 @@ def real_device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def narrow_library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """C++ of the kernels that copy rows, for a CPU (`cuda_on_cpu.run`)."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    from tests import cuda_on_cpu
+
+    return cuda_on_cpu.load(["narrow"], tmp_path_factory.mktemp("narrow"))
 
 
 @pytest.fixture

@@ -1,8 +1,11 @@
 """Contract of every tier; a new tier must pass it (`class TestPeerTier(TierContract)`)."""
 
+import os
+
 import pytest
 import torch
 
+from pyg_direct import save_rows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.features.tiers.choice import open_table
@@ -179,3 +182,15 @@ class TierContract:
             tier.write(ids, new.to(tier.device))
 
         assert torch.equal(bytes_of(self.read(tier, torch.arange(40))), expected)
+
+
+def change_file(path, change, rows):
+    """Change a file of rows: "touched", "cut short", "replaced" or "taken away"."""
+    if change == "touched":
+        os.utime(path, ns=(0, 0))
+    elif change == "cut short":
+        os.truncate(path, 300)
+    elif change == "replaced":
+        save_rows(path, rows)
+    else:
+        path.unlink()

@@ -16,6 +16,7 @@ from pyg_direct.features import gpu_direct_reader
 from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_direct
 from pyg_direct.features.row_files import RowFile
 from tests import kvikio_stand_in
+from tests.features.contract import change_file
 
 
 @pytest.fixture
@@ -70,15 +71,7 @@ def test_pages_are_counted_as_those_of_other_reads(reader_of):
 def test_a_file_that_changed_is_not_read(reader_of, change):
     rows = make_rows(100, 50)
     reader = reader_of(rows)
-    path = reader.file.path
-    if change == "touched":
-        os.utime(path, ns=(0, 0))
-    elif change == "cut short":
-        os.truncate(path, 300)
-    elif change == "replaced":
-        save_rows(path, rows)
-    else:
-        path.unlink()
+    change_file(reader.file.path, change, rows)
 
     with pytest.raises(FileError, match="taken away" if change == "taken away" else "changed while it was read"):
         read(reader, rows, np.arange(100))

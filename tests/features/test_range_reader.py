@@ -14,6 +14,7 @@ from pyg_direct.features import range_reader
 from pyg_direct.features.disk_rates import DiskRates, find_block
 from pyg_direct.features.range_reader import RangeReader, find_whole_rows, split_requests
 from pyg_direct.features.row_files import RowFile
+from tests.features.contract import change_file
 
 PAGE = range_reader.PAGE
 
@@ -91,15 +92,7 @@ def test_whole_rows_of_requests_cover_the_rows_once():
 def test_a_file_that_changed_is_not_read(reader_of, change):
     rows = make_rows(100, 50)
     reader = reader_of(rows)
-    path = reader.file.path
-    if change == "touched":
-        os.utime(path, ns=(0, 0))
-    elif change == "cut short":
-        os.truncate(path, 300)
-    elif change == "replaced":
-        save_rows(path, rows)
-    else:
-        path.unlink()
+    change_file(reader.file.path, change, rows)
 
     with pytest.raises(FileError, match="taken away" if change == "taken away" else "changed while it was read"):
         read(reader, rows, np.arange(100))

@@ -1,11 +1,14 @@
-"""Ids of a batch are on the host when a program reads them, and stay on the device until then."""
+"""Classes of PyG that create ours. Ids of a batch are on the host when a program reads them, and stay on the device
+until then. Data that ours refuse are left to PyG.
+"""
 
 import copy
 import pickle
 
 import pytest
 import torch
-from torch_geometric.data import Data, HeteroData
+import torch_geometric
+from torch_geometric.data import Batch, Data, HeteroData
 
 from pyg_direct.noedit.replaced_class import show_ids
 
@@ -218,3 +221,38 @@ def test_a_batch_that_is_saved_is_pygs_alone(is_typed):
     )
     assert (got["a"] if is_typed else got).n_id.device == ELSEWHERE
     assert got.stores[0]._parent() is got
+
+
+def make_pair(**more):
+    """Return two graphs of one edge, the second with other attributes."""
+    edge_index = torch.tensor([[0], [1]])
+    first = Data(x=torch.ones(2, 2), edge_index=edge_index, y=torch.tensor([1]))
+    return [first, Data(**{"x": torch.ones(2, 2), "edge_index": edge_index, "y": torch.tensor([1]), **more})]
+
+
+@pytest.mark.parametrize(("more", "reason"), [
+    ({"y": torch.tensor([0.5])}, "dataset must hold graphs with y of one dtype, torch.int64 as graph 0"),
+    ({"x": torch.ones(2, 2, dtype=torch.float64)}, "dataset must hold graphs with x of one dtype"),
+    ({"z": torch.ones(2)}, "dataset must hold graphs with equal attributes"),
+])  # fmt: skip
+@pytest.mark.usefixtures("_installed")
+def test_graphs_that_only_pyg_joins_are_left_to_it(said, more, reason):
+    graphs = make_pair(**more)
+    expected = Batch.from_data_list(graphs)
+
+    (batch,) = torch_geometric.loader.DataLoader(graphs, batch_size=2)
+
+    assert batch.keys() == expected.keys()
+    assert all(torch.equal(batch[key], expected[key]) for key in ("x", "y", "edge_index"))
+    assert said.messages[0].startswith("DataLoader left to PyG: ")
+    assert "graph 1" in said.messages[0]
+    assert reason[:30] in said.messages[0]
+
+
+@pytest.mark.parametrize("options", [{"follow_batch": "x"}, {"exclude_keys": "y"}])
+@pytest.mark.usefixtures("_installed")
+def test_options_that_only_pyg_takes_are_left_to_it(said, options):
+    (batch,) = torch_geometric.loader.DataLoader(make_pair(), batch_size=2, **options)
+
+    assert batch.num_graphs == 2
+    assert said.messages[0].startswith(f"DataLoader left to PyG: {next(iter(options))} must be")

@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 from benchmarks.features.link_share import SHARES, measure_link_share
 from benchmarks.loader.typed_graphs import make_mag
 from benchmarks.nn.models import count_host_bytes, measure_pyg_epochs
-from benchmarks.nn.rgat import measure_rgat
+from benchmarks.nn.rgat import measure_rgat, measure_rgat_on_host
 from benchmarks.nn.typed_steps import measure_typed_steps
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.loader.neighbor_loader import NeighborLoader
@@ -46,6 +46,15 @@ def test_steps_of_rgat_are_measured(real_device):
     assert {"nodes a seed", "edges a seed", "PyG's kernels", "accelerated"} <= found.keys()
     assert all(value > 0 for value in found.values())
     assert real_device.type == "cpu" or found["accelerated, peak memory"] > 0
+
+
+@pytest.mark.full
+def test_rgat_over_rows_on_the_host_is_measured_beside_rows_on_the_gpu(real_device):
+    rows = list(measure_rgat_on_host(1e-5, "tiny", size=32, batches=6, warm_up=2))
+
+    assert [row.metric for row in rows] == ["rows in GPU memory", "rows in host memory, 20% cached",
+                                            "rows in host memory over rows in GPU memory, seeds/s"]  # fmt: skip
+    assert all(row.p50 > 0 for row in rows)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import shutil
 import warnings
 from itertools import islice
 
@@ -25,18 +24,11 @@ from tests.loader.data_loader.small_graphs import InMemory, assert_equal_batches
 GPU = [pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    return cuda_on_cpu.load(["narrow"], tmp_path_factory.mktemp("narrow"))
-
-
 @pytest.fixture(params=["cpu", *GPU])
 def device(request, monkeypatch):
     """Device of the batches; on a CPU the kernel runs too."""
     if request.param == "cpu":
-        library = request.getfixturevalue("library")
+        library = request.getfixturevalue("narrow_library")
         monkeypatch.setattr(graph_batches, "_TOGETHER_ON", ("cpu",))
         monkeypatch.setattr(batches_of_graphs, "grid_for", lambda *args: 1)
         monkeypatch.setattr(

@@ -3,7 +3,6 @@
 import copy
 import functools
 import inspect
-import logging
 import pickle
 import random
 import types
@@ -12,13 +11,12 @@ import warnings
 import pytest
 import torch
 import torch_geometric
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import neighbor_loader
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 import pyg_direct
-from pyg_direct import progress
 from pyg_direct.loader.inference import infer
 from pyg_direct.noedit import install, program_record
 from pyg_direct.noedit.install import REPLACEMENTS
@@ -31,14 +29,6 @@ PYG = {entry.path: entry.original for entry in REPLACEMENTS}
 # As a program has it that imported it before.
 NAMED = torch_geometric.loader.NeighborLoader
 GRAPH = make_random_graph(70, 600)
-
-
-@pytest.fixture
-def said(caplog, monkeypatch):
-    """What the logger said, each line once for a test."""
-    monkeypatch.setattr(progress, "_SAID", set())
-    caplog.set_level(logging.INFO, "pyg_direct")
-    return caplog
 
 
 def make_data():
@@ -226,41 +216,6 @@ def test_graphs_without_a_length_are_left_to_pyg(said):
     assert type(loader) is PYG["loader.DataLoader"]
     assert [batch.num_graphs for batch in loader] == [2, 2, 1]
     assert said.messages[0].startswith("DataLoader left to PyG: a data set without a length")
-
-
-def make_pair(**more):
-    """Return two graphs of one edge, the second with other attributes."""
-    edge_index = torch.tensor([[0], [1]])
-    first = Data(x=torch.ones(2, 2), edge_index=edge_index, y=torch.tensor([1]))
-    return [first, Data(**{"x": torch.ones(2, 2), "edge_index": edge_index, "y": torch.tensor([1]), **more})]
-
-
-@pytest.mark.parametrize(("more", "reason"), [
-    ({"y": torch.tensor([0.5])}, "dataset must hold graphs with y of one dtype, torch.int64 as graph 0"),
-    ({"x": torch.ones(2, 2, dtype=torch.float64)}, "dataset must hold graphs with x of one dtype"),
-    ({"z": torch.ones(2)}, "dataset must hold graphs with equal attributes"),
-])  # fmt: skip
-@pytest.mark.usefixtures("_installed")
-def test_graphs_that_only_pyg_joins_are_left_to_it(said, more, reason):
-    graphs = make_pair(**more)
-    expected = Batch.from_data_list(graphs)
-
-    (batch,) = torch_geometric.loader.DataLoader(graphs, batch_size=2)
-
-    assert batch.keys() == expected.keys()
-    assert all(torch.equal(batch[key], expected[key]) for key in ("x", "y", "edge_index"))
-    assert said.messages[0].startswith("DataLoader left to PyG: ")
-    assert "graph 1" in said.messages[0]
-    assert reason[:30] in said.messages[0]
-
-
-@pytest.mark.parametrize("options", [{"follow_batch": "x"}, {"exclude_keys": "y"}])
-@pytest.mark.usefixtures("_installed")
-def test_options_that_only_pyg_takes_are_left_to_it(said, options):
-    (batch,) = torch_geometric.loader.DataLoader(make_pair(), batch_size=2, **options)
-
-    assert batch.num_graphs == 2
-    assert said.messages[0].startswith(f"DataLoader left to PyG: {next(iter(options))} must be")
 
 
 def test_what_is_replaced_and_left_is_said_once(said):

@@ -1,7 +1,5 @@
 """Rows of several batches of graphs are copied at once as those of each batch alone."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -20,19 +18,12 @@ PLENTY = 1 << 40
 GPU = [pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    return cuda_on_cpu.load(["narrow"], tmp_path_factory.mktemp("narrow"))
-
-
 @pytest.fixture(params=["kernel", *GPU])
 def device(request, monkeypatch):
     """Device of the tables; the kernel runs on a CPU too."""
     if request.param == "cuda":
         return torch.device("cuda", 0)
-    library = request.getfixturevalue("library")
+    library = request.getfixturevalue("narrow_library")
     monkeypatch.setattr(batches_of_graphs, "grid_for", lambda *args: 1)
     monkeypatch.setattr(
         batches_of_graphs, "run_gpu", lambda kernel, grid, *args: cuda_on_cpu.run(library, kernel, args)

@@ -1,7 +1,5 @@
 """Rows of graphs that lie side by side in tables are copied as by concatenation, one graph after the other."""
 
-import shutil
-
 import pytest
 import torch
 
@@ -17,18 +15,11 @@ NUMBERS = torch.tensor([2, 0, 1, 2])
 GPU = [pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    return cuda_on_cpu.load(["narrow"], tmp_path_factory.mktemp("narrow"))
-
-
 @pytest.fixture(params=["loops", "kernel", *GPU])
 def place(request, monkeypatch):
     """Device of the tables; the kernel runs on a CPU too."""
     if request.param == "kernel":
-        library = request.getfixturevalue("library")
+        library = request.getfixturevalue("narrow_library")
         monkeypatch.setattr(graph_rows, "grid_for", lambda *args: 1)
         monkeypatch.setattr(graph_rows, "run_gpu", lambda kernel, grid, *args: cuda_on_cpu.run(library, kernel, args))
     return request.param

@@ -7,15 +7,9 @@ from torch_geometric.nn import BatchNorm, GCNConv, SAGEConv
 from pyg_direct import accelerate
 from pyg_direct.nn.replay import model_call
 from tests.nn.convolutions import assert_near
-from tests.nn.replays import pair_with_ordinary, record_anywhere
+from tests.nn.replays import pair_with_ordinary
 
 NODES, EDGES, CLASSES = 60, 300, 5
-
-
-@pytest.fixture
-def device(real_device, monkeypatch):
-    record_anywhere(real_device, monkeypatch)
-    return real_device
 
 
 class Typed(torch.nn.Module):

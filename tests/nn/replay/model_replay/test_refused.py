@@ -26,12 +26,6 @@ def graph():
 
 
 @pytest.fixture
-def device(real_device, monkeypatch):
-    record_anywhere(real_device, monkeypatch)
-    return real_device
-
-
-@pytest.fixture
 def batches(graph, device):
     return [*make_loader(graph, device), *make_loader(graph, device)]
 

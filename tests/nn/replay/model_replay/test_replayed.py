@@ -24,16 +24,9 @@ from tests.nn.replays import (
     make_model,
     make_pair,
     record,
-    record_anywhere,
     run_trimmed,
     run_whole,
 )
-
-
-@pytest.fixture
-def device(real_device, monkeypatch):
-    record_anywhere(real_device, monkeypatch)
-    return real_device
 
 
 @pytest.fixture(scope="module")

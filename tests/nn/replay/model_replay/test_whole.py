@@ -16,15 +16,9 @@ from torch_geometric.nn import APPNP, GAT, GCN, BatchNorm, GCNConv, SAGEConv
 from pyg_direct import accelerate
 from pyg_direct.nn.replay import recorded_passes
 from pyg_direct.nn.replay.model_replay import SearchingPaths
-from tests.nn.replays import pair_with_ordinary, record_anywhere
+from tests.nn.replays import pair_with_ordinary
 
 NODES, EDGES, CLASSES = 60, 300, 5
-
-
-@pytest.fixture
-def device(real_device, monkeypatch):
-    record_anywhere(real_device, monkeypatch)
-    return real_device
 
 
 class Program(torch.nn.Module):

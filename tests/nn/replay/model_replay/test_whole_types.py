@@ -6,15 +6,9 @@ from torch_geometric.nn import GATConv, GraphConv, HeteroConv, HGTConv, SAGEConv
 
 from pyg_direct.nn.conv import sage
 from tests.nn.convolutions import assert_near
-from tests.nn.replays import pair_with_ordinary, record_anywhere
+from tests.nn.replays import pair_with_ordinary
 
 CLASSES = 5
-
-
-@pytest.fixture
-def device(real_device, monkeypatch):
-    record_anywhere(real_device, monkeypatch)
-    return real_device
 
 
 class Typed(torch.nn.Module):
