@@ -241,7 +241,8 @@ class RangeReader:
             if not self.is_broken:
                 os.close(handle)
             self.seconds += time.perf_counter() - begin
-        return not waiting
+        # Threads that were at work may have left rows of their requests unread.
+        return not (waiting or self._is_left)
 
     def _check_pace(self, seconds: float) -> None:
         """Refuse to wait longer for a disk that gives nothing."""

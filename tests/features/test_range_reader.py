@@ -112,6 +112,28 @@ def test_a_file_that_changes_during_a_read_is_an_error(reader_of, monkeypatch):
         read(reader, rows, np.arange(100))
 
 
+def test_a_read_that_is_left_while_threads_read_is_not_whole(reader_of, monkeypatch):
+    rows = make_rows(2000, 5000)
+    reader, real, calls = reader_of(rows), range_reader.read_file_ranges_cpu, []
+
+    def leave_in_the_second(*args):
+        calls.append(args)
+        if len(calls) < 2:
+            return real(*args)
+        reader.leave()
+        return 0
+
+    monkeypatch.setattr(range_reader, "read_file_ranges_cpu", leave_in_the_second)
+    monkeypatch.setattr(range_reader, "find_rates", lambda file: None)
+    # Two requests for each of two tasks, one after the other.
+    monkeypatch.setattr(range_reader, "_MANY", 1)
+    monkeypatch.setattr(range_reader, "_FEW", 1)
+    ids = np.arange(0, 2000, 500)
+
+    assert not reader.read(ids, np.arange(len(ids)), np.zeros((len(ids), 5000), np.uint8))
+    assert len(calls) == 2
+
+
 def test_a_disk_that_fails_is_named_with_the_byte(reader_of, monkeypatch):
     rows = make_rows(100, 5000)
     reader = reader_of(rows)
