@@ -114,6 +114,11 @@ def whole_file(name: str, kind: str, file: str | os.PathLike[str], error: type[P
         raise error(f"{name} must be a whole {kind}, got {os.fspath(file)!r}, which says: {cause}") from cause
 
 
+def describe(error: Exception) -> str:
+    """Return the first line of an error's message; without a message, the name of its class."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line outside of this package that led here, however deep below it the cause was found."""
     frame, level = sys._getframe(1), 2

@@ -25,9 +25,9 @@ from torch import Tensor
 from pyg_direct.dynamic.frame_plan import FramePlan
 from pyg_direct.dynamic.overlapped_work import LANES, Timeline
 from pyg_direct.dynamic.stream import SnapshotStream, stream
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, describe
+from pyg_direct.nn.replay.graphed_step import RecordedStep, check_optimizes, forget_gradients, steps_on_gpu
 from pyg_direct.nn.replay.model_replay import ordinary_passes
-from pyg_direct.nn.replay.recorded_step import RecordedStep, check_optimizes, forget_gradients, steps_on_gpu
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import check_choice, checks_keywords
 from pyg_direct.profiling import sum_lanes, trace
@@ -379,7 +379,7 @@ class FrameTrainer:
         self._may_replay, self._captured_step = False, None
         self._frame.others.free()
         forget_gradients(self.model, self.optimizer)
-        self.decisions.append(f"frames are not replayed: {str(error).splitlines()[0]}")
+        self.decisions.append(f"frames are not replayed: {describe(error)}")
 
     def _try_record(self, *, empties: bool = False) -> None:
         self._frame.move(0)

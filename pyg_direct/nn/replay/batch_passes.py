@@ -1,4 +1,5 @@
-"""Recorded passes over places for batches of up to some size, without types (`PaddedPasses`) or with (`TypedPasses`).
+"""Recorded passes over places for batches of up to some size: sampled ones (`PaddedPasses`), and batches of many small
+graphs (`GraphPasses`).
 
 Before a recording is used, results of the padded batch are compared with those of the batch itself, with loud numbers
 in the padding.
@@ -7,23 +8,35 @@ in the padding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.nn.pool import glob
 
+from pyg_direct.errors import describe
 from pyg_direct.nn.replay.guards import CONTAINERS, find_norm_over_nodes
-from pyg_direct.nn.replay.model_call import BatchCall, TypedCall, fill_in_types, take_tensors
-from pyg_direct.nn.replay.padded_batch import HopRows, PaddedEdges, PaddedRelations, Sizes, TypedSizes, copy_hops
+from pyg_direct.nn.replay.model_call import Call, fill_in, name_rows, take_tensors
+from pyg_direct.nn.replay.padded_batch import (
+    EDGES,
+    NODES,
+    Counts,
+    GraphSizes,
+    HopRows,
+    PaddedEdges,
+    PaddedGraphs,
+    Sizes,
+    copy_hops,
+    find_other_norm,
+    masked_norms,
+)
 from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules, is_near
-from pyg_direct.nn.sorted_edges import find_batch
 
-# How much larger than the seen batches batches may be.
-_MARGIN = 0.02
+# How much larger than the seen batches batches may be: graphs differ more than samples do.
+_MARGIN, _MARGIN_OF_GRAPHS = 0.02, 0.05
 # Factor of a node's numbers in padding rows, for a test whether others read them.
 _LOUD = 100
-
-Counts = tuple[int, ...]
 
 
 class BatchPasses(RecordedPasses):
@@ -37,25 +50,21 @@ class BatchPasses(RecordedPasses):
 
     # What a subclass has.
 
-    def _fill_edges(self, call: Any) -> bool:
+    def _fill_edges(self, call: Call) -> bool:
         """Copy the edges of a pass; False if they do not fit."""
         raise NotImplementedError
 
-    def _list_rows(self, call: Any) -> Iterator[HopRows]:
+    def _list_rows(self, call: Call) -> Iterator[HopRows]:
         """List the rows of a pass."""
         raise NotImplementedError
 
-    def _compute_for(self, model: Any, call: Any) -> Any:
-        """Call the model with the arguments of the program."""
-        raise NotImplementedError
-
-    def _list_hops(self, call: Any) -> list[tuple[Counts, Counts] | None]:
+    def _list_hops(self, call: Call) -> list[tuple[Counts, Counts] | None]:
         """List rows of each hop in the results for a batch, and their room; None for a result without padding."""
         raise NotImplementedError
 
     # For both.
 
-    def fill(self, call: Any) -> bool:
+    def fill(self, call: Call) -> bool:
         """Copy the arguments of a pass; False if they do not fit."""
         if not self._fill_edges(call):
             return False
@@ -70,13 +79,24 @@ class BatchPasses(RecordedPasses):
         model: Any = self._model()
         return type(model).forward(model, *self._args, **self._kwargs)
 
-    def _find_reason(self, model: Any, call: Any) -> str | None:
-        found = find_norm_over_nodes(model)
+    def _find_reason(self, model: Any, call: Call) -> str | None:
+        found = self._find_norm(model)
         if found is not None:
             return f"the model has a norm over all nodes, {found}"
         return super()._find_reason(model, call)
 
-    def _find_difference(self, model: Any, call: Any) -> str | None:
+    def _find_norm(self, model: Any) -> str | None:
+        """Return a norm of the model that would read padding; None without one."""
+        return find_norm_over_nodes(model)
+
+    def _find_misfit(self) -> str | None:
+        if self._nest is None:
+            return "the model gives results of other kinds than tensors"
+        if not self._rules.is_graded and any(part.requires_grad for part in self._made):
+            return "forward asks for gradients by itself"
+        return None
+
+    def _find_difference(self, model: Any, call: Call) -> str | None:
         """Return why rows of nodes differ from those for the batch itself, in evaluation; None if they do not."""
         for part in model.modules():
             part.training = False
@@ -84,12 +104,13 @@ class BatchPasses(RecordedPasses):
         expected: list[Tensor] = []
         try:
             with torch.no_grad():
-                nest = take_tensors(self._compute_for(model, call), expected)
+                args, kwargs = fill_in(call.nest, iter(call.tensors), call.sizes)
+                nest = take_tensors(type(model).forward(model, *args, **kwargs), expected)
                 self._fill_up(call, _LOUD)
                 self._run()
                 found = self.cut(self._made, call)
         except Exception as error:  # Any error of a model about its arguments.
-            return (str(error) or type(error).__name__).splitlines()[0]
+            return describe(error)
         finally:
             self._made, self._graded = [], graded
             self._fill_up(call, 1)
@@ -100,7 +121,7 @@ class BatchPasses(RecordedPasses):
             return "rows of nodes depend on nodes that are not their neighbors"
         return None
 
-    def _fill_up(self, call: Any, factor: int) -> None:
+    def _fill_up(self, call: Call, factor: int) -> None:
         """Fill padding rows with the numbers of the batch's first rows, times a factor."""
         for rows, place, counts, room in self._list_rows(call):
             first, begin = rows.detach()[:1], 0
@@ -113,7 +134,7 @@ class BatchPasses(RecordedPasses):
                     place.narrow(0, begin + count, size - count).copy_(first)
                 begin += size
 
-    def cut(self, made: Sequence[Tensor], call: Any) -> list[Tensor]:
+    def cut(self, made: Sequence[Tensor], call: Call) -> list[Tensor]:
         """Return the rows of a batch, in new memory."""
         found = []
         for rows, hops in zip(made, self._list_hops(call), strict=True):
@@ -124,7 +145,7 @@ class BatchPasses(RecordedPasses):
             found.append(parts[0].clone() if len(parts) == 1 else torch.cat(parts))
         return found
 
-    def _spread(self, grads: Sequence[Tensor | None], call: Any) -> None:
+    def _spread(self, grads: Sequence[Tensor | None], call: Call) -> None:
         hops = self._list_hops(call)
         for place, grad, number in zip(self._grads, grads, self._graded, strict=True):
             own = hops[number]
@@ -143,69 +164,6 @@ def _make_place(rows: Tensor, count: int) -> Tensor:
     return first.expand(count, *rows.shape[1:]).clone() if len(first) else rows.new_zeros(count, *rows.shape[1:])
 
 
-class PaddedPasses(BatchPasses):
-    """Passes over places for batches without types.
-
-    Args:
-        largest: Nodes and edges of each hop of the largest batches known.
-    """
-
-    def __init__(self, model: Any, rules: Rules, call: BatchCall, largest: Sizes) -> None:
-        super().__init__(model, rules, call.edge_index.device)
-        known = find_batch(call.edge_index)
-        assert known is not None, "read before"
-        self._largest = largest
-        self._edges = PaddedEdges(call.edge_index, largest, _MARGIN, largest.nodes[0], known.max_degree)
-        self._rows: dict[int, Tensor] = {}
-        self._of_edges = {place: rows.shape[0] == sum(call.sizes.edges) for place, rows in call.rows.items()}
-        values: list[Any] = [*call.args, *call.kwargs.values()]
-        for place, value in enumerate(values):
-            if place in call.rows:
-                self._rows[place] = values[place] = _make_place(value, sum(self._hops(place, self._edges.places)))
-            elif isinstance(value, Tensor):
-                values[place] = self._edges.edge_index
-            elif isinstance(value, (list, tuple)):
-                values[place] = list(self._edges.places[len(value) != len(largest.nodes)])
-        num_args = len(call.args)
-        self._args, self._kwargs = values[:num_args], dict(zip(call.kwargs, values[num_args:], strict=True))
-        self._num_hops = 0
-
-    def make_again(self, call: BatchCall) -> PaddedPasses:
-        """Make other places for the arguments of a pass."""
-        again = PaddedPasses(self._model(), self._rules, call, self._largest)
-        again._num_hops = self._num_hops
-        return again
-
-    def _hops(self, place: int, sizes: Sizes) -> Counts:
-        return sizes.edges if self._of_edges[place] else sizes.nodes
-
-    def _list_given(self) -> list[Tensor]:
-        return [*self._rows.values(), self._edges.edge_index]
-
-    def _fill_edges(self, call: BatchCall) -> bool:
-        return self._edges.fill(call.edge_index, call.sizes)
-
-    def _list_rows(self, call: BatchCall) -> Iterator[HopRows]:
-        for place, rows in call.rows.items():
-            yield HopRows(rows, self._rows[place], self._hops(place, call.sizes), self._hops(place, self._edges.places))
-
-    def _compute_for(self, model: Any, call: BatchCall) -> Any:
-        return type(model).forward(model, *call.args, **call.kwargs)
-
-    def _find_misfit(self) -> str | None:
-        made: Any = self._made[0] if len(self._made) == 1 and self._nest == _ONE else None
-        if made is None or made.dim() == 0 or made.requires_grad != self._rules.is_graded:
-            return "the model gives other results than one tensor of rows of nodes"
-        ends = _list_ends(self._edges.places.nodes)
-        if made.shape[0] not in ends:
-            return f"the model gives {made.shape[0]} rows, which are not those of the nodes of some hops"
-        self._num_hops = ends[made.shape[0]]
-        return self._find_results()
-
-    def _list_hops(self, call: BatchCall) -> list[tuple[Counts, Counts] | None]:
-        return [(call.sizes.nodes[: self._num_hops], self._edges.places.nodes[: self._num_hops])]
-
-
 # Nest of a result that is one tensor.
 _ONE = take_tensors(torch.empty(0), [])
 
@@ -215,58 +173,60 @@ def _list_ends(places: Counts) -> dict[int, int]:
     return {sum(places[: hop + 1]): hop + 1 for hop in reversed(range(len(places)))}
 
 
-class TypedPasses(BatchPasses):
-    """Passes over places for batches with types.
+class PaddedPasses(BatchPasses):
+    """Passes over places for sampled batches.
 
     Args:
         largest: Nodes and edges of each hop of the largest batches known.
     """
 
-    def __init__(self, model: Any, rules: Rules, call: TypedCall, largest: TypedSizes) -> None:
+    def __init__(self, model: Any, rules: Rules, call: Call, largest: Sizes) -> None:
         super().__init__(model, rules, call.tensors[0].device)
         self._largest, self._seeds = largest, call.seeds
-        self._edges = PaddedRelations(call.pair_edges(), largest, _MARGIN)
+        self._has_types = EDGES not in largest.edges
+        num_seeds = None if self._has_types else largest.nodes[NODES][0]
+        self._edges = PaddedEdges(call.pair_edges(), largest, _MARGIN, num_seeds)
         self._places = []
         for (key, is_edges), tensor in zip(call.roles, call.tensors, strict=True):
             counts = self._edges.places.find(key)
             self._places.append(self._edges.edge_index[key] if is_edges else _make_place(tensor, sum(counts)))
-        self._args, self._kwargs = fill_in_types(call.nest, iter(self._places), self._edges.places)
+        self._args, self._kwargs = fill_in(call.nest, iter(self._places), self._edges.places)
         # Of each result the type of its rows and how many hops they are; 0 for the seeds alone.
         self._results: list[tuple[str, int]] = []
 
-    def make_again(self, call: TypedCall) -> TypedPasses:
+    def make_again(self, call: Call) -> PaddedPasses:
         """Make other places for the arguments of a pass."""
-        again = TypedPasses(self._model(), self._rules, call, self._largest)
+        again = PaddedPasses(self._model(), self._rules, call, self._largest)
         again._results = self._results
         return again
 
     def _list_given(self) -> list[Tensor]:
         return self._places
 
-    def _fill_edges(self, call: TypedCall) -> bool:
+    def _fill_edges(self, call: Call) -> bool:
         return self._edges.fill(call.pair_edges(), call.sizes)
 
-    def _list_rows(self, call: TypedCall) -> Iterator[HopRows]:
+    def _list_rows(self, call: Call) -> Iterator[HopRows]:
         for (key, is_edges), rows, place in zip(call.roles, call.tensors, self._places, strict=True):
             if not is_edges:
                 yield HopRows(rows, place, call.sizes.find(key), self._edges.places.find(key))
 
-    def _compute_for(self, model: Any, call: TypedCall) -> Any:
-        args, kwargs = fill_in_types(call.nest, iter(call.tensors), call.sizes)
-        return type(model).forward(model, *args, **kwargs)
-
     def _find_misfit(self) -> str | None:
-        if self._nest is None:
-            return "the model gives results of other kinds than tensors"
-        if not self._rules.is_graded and any(part.requires_grad for part in self._made):
-            return "forward asks for gradients by itself"
+        made: Any = self._made[0] if len(self._made) == 1 and self._nest == _ONE else None
+        if self._has_types:
+            found = super()._find_misfit()
+            if found is not None:
+                return found
+        elif made is None or made.dim() == 0 or made.requires_grad != self._rules.is_graded:
+            return "the model gives other results than one tensor of rows of nodes"
         self._results = []
         for key, made in zip(self._list_keys(self._nest), self._made, strict=True):
             rows = made.shape[0] if made.dim() > 0 else -1
-            found = next((end for end in self._list_type_ends(key) if end[0] == rows), None)
-            if found is None:
-                return f"the model gives {rows} rows, which are not those of the nodes of a type in some hops"
-            self._results.append(found[1])
+            end = next((end for end in self._list_type_ends(key) if end[0] == rows), None)
+            if end is None:
+                place = "a type in some hops" if self._has_types else "some hops"
+                return f"the model gives {rows} rows, which are not those of the nodes of {place}"
+            self._results.append(end[1])
         return self._find_results()
 
     def _list_keys(self, nest: Any, key: Any = None) -> Iterator[Any]:
@@ -289,6 +249,95 @@ class TypedPasses(BatchPasses):
             for rows, hops in _list_ends(nodes[kind]).items():
                 yield rows, (kind, hops)
 
-    def _list_hops(self, call: TypedCall) -> list[tuple[Counts, Counts] | None]:
+    def _list_hops(self, call: Call) -> list[tuple[Counts, Counts] | None]:
         return [(call.sizes.nodes[kind][:hops], self._edges.places.nodes[kind][:hops]) if hops else None
                 for kind, hops in self._results]  # fmt: skip
+
+
+class GraphPasses(BatchPasses):
+    """Passes over places for batches of as many graphs; unused places belong to one more graph.
+
+    Args:
+        largest: Nodes and edges of the largest batches known, and the graphs of each.
+    """
+
+    def __init__(self, model: Any, rules: Rules, call: Call, largest: GraphSizes) -> None:
+        super().__init__(model, rules, call.tensors[-1].device)
+        self._largest = largest
+        names = [name_rows(place, role) for place, role in enumerate(call.roles)]
+        self._padded = PaddedGraphs(
+            call.join(),
+            largest,
+            _MARGIN_OF_GRAPHS,
+            [name for name, role in zip(names, call.roles, strict=True) if name != role],
+        )
+        self._edges = self._padded._edges
+        self._places = [self._padded.data._store._mapping[name] for name in names]
+        self._args, self._kwargs = fill_in(call.nest, iter(self._places), self._padded.places)
+        # Rows of each result: of nodes or of graphs.
+        self._results: list[bool] = []
+
+    def make_again(self, call: Call) -> GraphPasses:
+        """Make other places for the arguments of a pass."""
+        again = GraphPasses(self._model(), self._rules, call, self._largest)
+        again._results = self._results
+        return again
+
+    def fill(self, call: Call) -> bool:
+        """Copy the arguments of a pass; False if they do not fit."""
+        with torch.no_grad():
+            return self._padded.fill(call.join())
+
+    def _list_given(self) -> list[Tensor]:
+        masks = [part for pair in self._padded.masks.values() for part in pair]
+        return [*self._places, *masks]
+
+    def _list_rows(self, call: Call) -> Iterator[HopRows]:
+        for place, role, rows in zip(self._places, call.roles, call.tensors, strict=True):
+            if role in ("node", "edge"):
+                at = int(role == "edge")
+                yield HopRows(rows, place, call.sizes[at : at + 1], self._padded.places[at : at + 1])
+
+    def _compute(self) -> Any:
+        model: Any = self._model()
+        with masked_norms(model, self._padded.masks), self._known_size():
+            return type(model).forward(model, *self._args, **self._kwargs)
+
+    @contextmanager
+    def _known_size(self) -> Iterator[None]:
+        """Let PyG's `global_add_pool` and its like know the number of graphs, for which they would wait for a GPU."""
+        before, vector, graphs = glob.scatter, self._padded.data.batch, self._padded.places.graphs
+
+        def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum"
+                    ) -> Tensor:  # fmt: skip
+            size = graphs if dim_size is None and index is vector else dim_size
+            summed: Tensor = before(src, index, dim=dim, dim_size=size, reduce=reduce)
+            return summed
+
+        glob.scatter = scatter  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            glob.scatter = before
+
+    def _find_norm(self, model: Any) -> str | None:
+        return find_other_norm(model)
+
+    def _find_misfit(self) -> str | None:
+        found = super()._find_misfit()
+        if found is not None:
+            return found
+        places = self._padded.places
+        self._results = []
+        for made in self._made:
+            rows = made.shape[0] if made.dim() > 0 else -1
+            # Edges are in another order.
+            if rows not in (places.nodes, places.graphs):
+                return f"the model gives {rows} rows, which are neither those of graphs nor those of nodes"
+            self._results.append(rows == places.nodes)
+        return self._find_results()
+
+    def _list_hops(self, call: Call) -> list[tuple[Counts, Counts] | None]:
+        places, sizes = self._padded.places, call.sizes
+        return [((sizes.nodes,), (places.nodes,)) if is_of_nodes else ((sizes.graphs,), (places.graphs,))
+                for is_of_nodes in self._results]  # fmt: skip

@@ -1,4 +1,5 @@
-"""`GraphedStep`: training steps on sampled batches as one CUDA graph, launched at once.
+"""Training steps as one CUDA graph, with their loss and their gradients: `GraphedStep` for sampled batches, and
+`RecordedStep` for frames too.
 
 A step of a small model takes the CPU longer to launch than the GPU to compute. Batches of one layout
 (`nn/replay/padded_batch.py`) let the launches be recorded once.
@@ -7,18 +8,26 @@ A step of a small model takes the CPU longer to launch than the GPU to compute. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, describe, warn
 from pyg_direct.nn.replay.guards import find_norm_over_nodes, left_as_it_was
 from pyg_direct.nn.replay.model_replay import ordinary_passes
-from pyg_direct.nn.replay.padded_batch import PaddedBatch, PaddedTypes, Sizes, TypedSizes, read_sizes, read_typed_sizes
-from pyg_direct.nn.replay.padded_graphs import GraphSizes, PaddedGraphs, find_other_norm, masked_norms, read_graph_sizes
-from pyg_direct.nn.replay.recorded_step import RecordedStep, check_optimizes, forget_gradients, steps_on_gpu
+from pyg_direct.nn.replay.padded_batch import (
+    GraphSizes,
+    PaddedBatch,
+    PaddedGraphs,
+    Sizes,
+    find_other_norm,
+    masked_norms,
+    read_graph_sizes,
+    read_sizes,
+)
 from pyg_direct.object_text import one_line, show_options
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
@@ -27,6 +36,108 @@ _NAMES = ("x", "y", "edge_attr", "edge_weight")
 _APART, _APART_IF_NARROW = 1e-3, 3e-2
 # Consecutive batches that did not fit, after which the places are enlarged.
 _MISSES = 4
+
+
+class RecordedStep:
+    """Forward and backward passes of a model as one CUDA graph, with the step of the optimizer if it may be a part.
+
+    Attributes:
+        graph, loss: The graph, and the number that each replay writes; None if nothing is recorded.
+        gradients: Parameters, and the memory of their gradients within the graph.
+        steps_inside: True if the optimizer steps within the graph.
+    """
+
+    def __init__(self) -> None:
+        self.graph: Any = None
+        self.loss: Tensor | None = None
+        self.gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
+        self.steps_inside = False
+
+    def record(self, recorder: Recorder, compute: Callable[[], Tensor], model: torch.nn.Module,
+               optimizer: torch.optim.Optimizer, may_step: Callable[[], bool],
+               checks: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:  # fmt: skip
+        """Record a step; the gradients are those of the recording alone.
+
+        Args:
+            compute: Computes the loss.
+            model, optimizer: Parameters of both get the gradients.
+            may_step: Called after the backward pass; True if the optimizer steps within the graph.
+            checks: Makes a context of the recorded work, such as `waits_refused`.
+
+        Raises:
+            RuntimeError: see `Recorder.record`; nothing is recorded then.
+        """
+        losses: list[Tensor] = []
+
+        def step() -> None:
+            with checks():
+                losses.append(compute())
+                losses[0].backward()
+                self.steps_inside = may_step()
+                if self.steps_inside:
+                    optimizer.step()
+
+        forget_gradients(model, optimizer)
+        try:
+            self.graph = recorder.record(step)
+            self.gradients = [(parameter, parameter.grad) for parameter in _list_parameters(model, optimizer)]
+        finally:
+            forget_gradients(model, optimizer)
+        self.loss = losses[0].detach()
+
+    def replay(self) -> Tensor:
+        """Run the step again; return its loss, which the next replay writes over."""
+        assert self.loss is not None, "kept with the graph"
+        self.graph.replay()
+        # The graph's own gradients, whatever a program did to gradients since.
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
+        return self.loss
+
+    def drop(self) -> None:
+        """Release the graph, whose memory serves the next."""
+        self.graph = self.loss = None
+        self.gradients, self.steps_inside = [], False
+
+
+def forget_gradients(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Drop all gradients, also of parameters that the optimizer does not have: a graph would add to memory of their
+    owner.
+    """
+    for parameter in _list_parameters(model, optimizer):
+        parameter.grad = None
+
+
+def _list_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """List the parameters of the optimizer and of the model, each once."""
+    stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return list(dict.fromkeys([*stepped, *model.parameters()]))
+
+
+def check_optimizes(optimizer: Any, model: torch.nn.Module) -> None:
+    """Check that steps of an optimizer change a model.
+
+    Args:
+        optimizer: With `param_groups`, as torch's; others are not looked into.
+        model: The model. One without parameters that learn asks for nothing.
+    """
+    groups = getattr(optimizer, "param_groups", None)
+    learning = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    if groups is None or not learning:
+        return
+    held = [parameter for group in groups for parameter in group["params"]]
+    if not any(id(parameter) in learning for parameter in held):
+        raise ArgumentError(f"optimizer must hold parameters of model, got {type(optimizer).__name__} of {len(held)} "
+                            "others: make it of model.parameters()")  # fmt: skip
+
+
+def steps_on_gpu(optimizer: torch.optim.Optimizer) -> bool:
+    """Report whether a step may be a part of a CUDA graph: a number on the host would keep its value."""
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return not any(hooks) and all(
+        group.get("capturable", False) and isinstance(group.get("lr"), Tensor) and group["lr"].is_cuda
+        for group in optimizer.param_groups
+    )
 
 
 class GraphedStep:
@@ -105,9 +216,9 @@ class GraphedStep:
         self._names, self._warm_up, self._margin, self._spared = names, warm_up, margin, spared
         self.replayed = self.ordinary = 0
         self.reason: str | None = None
-        self._largest: Sizes | TypedSizes | GraphSizes | None = None
+        self._largest: Sizes | GraphSizes | None = None
         self._seen = self._missed = 0
-        self._padded: PaddedBatch | PaddedTypes | PaddedGraphs | None = None
+        self._padded: PaddedBatch | PaddedGraphs | None = None
         self._recorded = RecordedStep()
 
     @one_line
@@ -139,7 +250,7 @@ class GraphedStep:
 
     def _note(self, batch: Any) -> None:
         """Learn the size of a batch that is an ordinary step, and record once enough are known."""
-        sizes: Any = read_sizes(batch) or read_typed_sizes(batch) or read_graph_sizes(batch)
+        sizes: Any = read_sizes(batch) or read_graph_sizes(batch)
         if sizes is None or self.reason is not None or _device_of(batch).type != "cuda":
             return
         varying = self._padded.find_varying(batch) if isinstance(self._padded, PaddedGraphs) else None
@@ -168,8 +279,6 @@ class GraphedStep:
                                                     for part in batch.stores)]  # fmt: skip
         if isinstance(self._largest, GraphSizes):
             self._padded = PaddedGraphs(batch, self._largest, self._margin, names)
-        elif isinstance(self._largest, TypedSizes):
-            self._padded = PaddedTypes(batch, self._largest, self._margin, names or ())
         else:
             self._padded = PaddedBatch(batch, self._largest, self._margin, names or ())
         if not self._padded.fill(batch):
@@ -201,7 +310,7 @@ class GraphedStep:
             with torch.no_grad(), ordinary_passes:
                 expected, found = self.compute(batch).double(), self._compute().double()
         except Exception as error:  # Any error of a model in evaluation.
-            return (str(error) or type(error).__name__).splitlines()[0]
+            return describe(error)
         bound = _APART_IF_NARROW if torch.is_autocast_enabled(expected.device.type) else _APART
         if bool((found - expected).abs() <= bound * expected.abs()):
             return None

@@ -1,125 +1,77 @@
-"""Arguments of a model's call: those of a batch without types, of a batch with types, or of a whole graph.
+"""Arguments of a model's call: those of a sampled batch, of a batch of many small graphs, or of a whole graph.
 
-Those of a batch of small graphs are in `graphs_call.py`.
+A model is given a batch, or its tensors, such as `model(batch.x, batch.edge_index)`. Edges that are known to be sorted
+distinguish a call for a sampled batch. The batch vector, which the loader registers, distinguishes one for graphs.
 
-`read_call` reads them. Calls of one kind can be served by one recording (`recorded_passes.py`).
+`read_call` reads the arguments. Calls of one kind can be served by one recording (`recorded_passes.py`).
 """
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import is_
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 
 from pyg_direct.nn import sorted_edges
-from pyg_direct.nn.replay.graphs_call import GraphsCall, read_graphs
 from pyg_direct.nn.replay.guards import CONTAINERS, SETTINGS, TENSORS, State, read_forms, read_version
-from pyg_direct.nn.replay.padded_batch import Relation, Sizes, TypedSizes, find_input, read_typed_sizes
-from pyg_direct.nn.sorted_edges import find_batch
+from pyg_direct.nn.replay.padded_batch import EDGES, NODES, Counts, GraphSizes, Relation, Sizes, find_input, read_sizes
+from pyg_direct.nn.sorted_edges import find_batch, find_graphs
 
 
-class BatchCall(NamedTuple):
-    """Arguments of a model's call for a batch of a loader.
-
-    Attributes:
-        kind: Key that must be equal for passes that are recorded once.
-        sizes: Nodes and edges of each hop of the batch.
-        rows: Tensors of rows by the position of the argument.
-    """
-
-    kind: tuple[Any, ...]
-    sizes: Sizes
-    edge_index: Tensor
-    rows: dict[int, Tensor]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def pack(self) -> tuple[Any, list[Tensor]]:
-        """Return the call without its tensors, and these."""
-        tensors: list[Tensor] = []
-        nest = take_tensors((self.args, self.kwargs), tensors)
-        return (self.kind, self.sizes, tuple(self.rows), nest), tensors
-
-    @staticmethod
-    def unpack(packed: Any, tensors: Sequence[Tensor] | None) -> BatchCall:
-        """Return the call of `pack`; without tensors it has the sizes alone."""
-        kind, sizes, places, nest = packed
-        if tensors is None:
-            return BatchCall(kind, sizes, _NOTHING, {}, (), {})
-        args, kwargs = fill_in(nest, iter(tensors))
-        values = [*args, *kwargs.values()]
-        edges = next(value for place, value in enumerate(values) if isinstance(value, Tensor) and place not in places)
-        return BatchCall(kind, sizes, edges, {place: values[place] for place in places}, args, kwargs)
-
-
-class TypedCall(NamedTuple):
-    """Arguments of a model's call for a batch with types of a loader.
+class Call(NamedTuple):
+    """Arguments of a model's call.
 
     Attributes:
         kind: Key that must be equal for passes that are recorded once.
-        sizes: Nodes of each type and edges of each relation in each hop of the batch.
-        nest: Arguments without their tensors; see `_TypedReader`.
-        tensors: Rows and edges, in the order of the nest.
-        roles: Of each tensor the type or relation, and whether it holds the edges of a relation.
-        seeds: Type of the seeds and their number, if a batch among the arguments tells them.
+        nest: Arguments without their tensors; see `fill_in`.
+        tensors: The tensors, in the order of the nest; for a batch of graphs also `ptr`, at the end.
+        sizes: `Sizes` or `GraphSizes` of the batch; None for tensors that may come back, as of a whole graph.
+        roles: For a sampled batch, the type or relation of each tensor, and whether it holds the edges of a relation.
+            For a batch of graphs, the kind of its rows.
+        seeds: Type of the seeds and their number, if a batch with types among the arguments has them.
+        addresses: Without a batch, memory of each tensor, and the count of writes of ids.
     """
 
     kind: tuple[Any, ...]
-    sizes: TypedSizes
     nest: Any
     tensors: list[Tensor]
-    roles: tuple[tuple[Any, bool], ...]
-    seeds: tuple[str, int] | None
+    sizes: Any = None
+    roles: tuple[Any, ...] = ()
+    seeds: tuple[str, int] | None = None
+    addresses: tuple[Any, ...] = ()
 
     def pair_edges(self) -> dict[Relation, Tensor]:
-        """Return the edges of each relation."""
+        """Return the edges of each relation of a sampled batch."""
         return {key: tensor for (key, is_edges), tensor in zip(self.roles, self.tensors, strict=True) if is_edges}
 
-    def pack(self) -> tuple[Any, list[Tensor]]:
-        """Return the call without its tensors, and these."""
-        return (self.kind, self.sizes, self.nest, self.roles, self.seeds), self.tensors
-
-    @staticmethod
-    def unpack(packed: Any, tensors: Sequence[Tensor] | None) -> TypedCall:
-        """Return the call of `pack`; without tensors it has the sizes alone."""
-        kind, sizes, nest, roles, seeds = packed
-        if tensors is None:
-            return TypedCall(kind, sizes, None, [], (), seeds)
-        return TypedCall(kind, sizes, nest, list(tensors), roles, seeds)
+    def join(self) -> Batch:
+        """Return a batch of graphs with the tensors, those with rows of nodes and edges by their position."""
+        batch = Batch(_base_cls=Data)
+        mapping = batch._store._mapping
+        for place, (role, tensor) in enumerate(zip(self.roles, self.tensors, strict=True)):
+            mapping[name_rows(place, role)] = tensor
+        mapping["num_nodes"] = self.sizes.nodes
+        batch._store.__dict__["_num_graphs"] = self.sizes.graphs
+        return batch
 
 
-class WholeCall(NamedTuple):
-    """Arguments of a model's call that may come back, such as a whole graph.
-
-    Attributes:
-        kind: Key that must be equal for passes that are recorded once.
-        nest: Arguments without their tensors; see `take_tensors`.
-        addresses: Memory of each, and the count of writes of ids.
-    """
-
-    kind: tuple[Any, ...]
-    nest: Any
-    tensors: list[Tensor]
-    addresses: tuple[Any, ...]
-
-    def pack(self) -> tuple[Any, list[Tensor]]:
-        """Return the call without its tensors, and these."""
-        return (self.kind, self.nest, self.addresses), self.tensors
-
-    @staticmethod
-    def unpack(packed: Any, tensors: Sequence[Tensor] | None) -> WholeCall:
-        """Return the call of `pack`."""
-        kind, nest, addresses = packed
-        return WholeCall(kind, nest, [] if tensors is None else list(tensors), addresses)
+def name_rows(place: int, role: str) -> str:
+    """Return the name of a tensor of a call for a batch of graphs, in the batch of `Call.join`."""
+    return f"rows_{place}" if role in ("node", "edge") else role
 
 
-_NOTHING = torch.empty(0)
-# Stand in a nest for a tensor, for the nodes or edges of each hop, and for their number.
+# Stand in a nest for a tensor, for the nodes or edges of each hop, and for the number of nodes or graphs.
 _TENSOR, _HOPS, _COUNT = "tensor", "hops", "count"
+_A_TENSOR = (_TENSOR,)
+# Arguments that hold the number of graphs if they are equal to it.
+_COUNTS = frozenset(("batch_size", "num_graphs", "size", "dim_size"))
 
 
 def take_tensors(value: Any, tensors: list[Tensor]) -> Any:
@@ -131,7 +83,7 @@ def take_tensors(value: Any, tensors: list[Tensor]) -> Any:
     kind = type(value)
     if kind in TENSORS:
         tensors.append(value)
-        return (_TENSOR,)
+        return _A_TENSOR
     if kind in SETTINGS:
         return kind, value
     if kind not in CONTAINERS:
@@ -142,41 +94,35 @@ def take_tensors(value: Any, tensors: list[Tensor]) -> Any:
     return (kind, parts, tuple(value)) if kind is dict else (kind, parts)
 
 
-def fill_in(nest: Any, tensors: Iterator[Tensor]) -> Any:
-    """Return what `take_tensors` was given, with these tensors."""
-    kind, *rest = nest
-    if kind is _TENSOR:
-        return next(tensors)
-    if kind not in CONTAINERS:
-        return rest[0]
-    parts = [fill_in(part, tensors) for part in rest[0]]
-    return dict(zip(rest[1], parts, strict=True)) if kind is dict else kind(parts)
-
-
-def fill_in_types(nest: Any, tensors: Iterator[Tensor], places: TypedSizes) -> Any:
-    """Return what `_TypedReader` was given, with these tensors and sizes."""
+def fill_in(nest: Any, tensors: Iterator[Tensor], sizes: Any = None) -> Any:
+    """Return what `take_tensors` or a reader of arguments was given, with these tensors and sizes."""
     kind, *rest = nest
     if kind is _TENSOR:
         return next(tensors)
     if kind is _COUNT:
-        return sum(places.find(rest[0]))
+        return sum(sizes.find(rest[0]))
     if kind is _HOPS:
-        return rest[1](places.find(rest[0]))
+        return rest[1](sizes.find(rest[0]))
     if kind is HeteroData:
         data = HeteroData()
         for key, names, parts in rest[0]:
             store = data if key is None else data[key]
             for name, part in zip(names, parts, strict=True):
-                store[name] = fill_in_types(part, tensors, places)
+                store[name] = fill_in(part, tensors, sizes)
         return data
+    if kind is Batch:
+        batch = Batch(_base_cls=Data)
+        for name in rest[0]:
+            batch[name] = next(tensors)
+        batch._store.__dict__["_num_graphs"] = sizes.graphs
+        return batch
     if kind not in CONTAINERS:
         return rest[0]
-    filled = [fill_in_types(part, tensors, places) for part in rest[0]]
+    filled = [fill_in(part, tensors, sizes) for part in rest[0]]
     return dict(zip(rest[1], filled, strict=True)) if kind is dict else kind(filled)
 
 
-def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State
-              ) -> BatchCall | TypedCall | GraphsCall | WholeCall | None:  # fmt: skip
+def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> Call | None:
     """Read the arguments of a model's call; None if its kind does not determine a pass."""
     last = state.last
     if (last is not None and last.is_again((args, kwargs)) and _can_record(last.device)
@@ -185,14 +131,13 @@ def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: 
     return _read_anew(model, args, kwargs, state)
 
 
-def _read_anew(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State
-               ) -> BatchCall | TypedCall | GraphsCall | WholeCall | None:  # fmt: skip
+def _read_anew(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> Call | None:
     typed = _read_types(model, args, kwargs, state)
     if typed is not None:
         return typed
-    graphs = read_graphs(model, args, kwargs, state)
+    graphs = _read_graphs(model, args, kwargs, state)
     if graphs is not None:
-        return graphs if _can_record(graphs.begins.device) else None
+        return graphs if _can_record(graphs.tensors[-1].device) else None
     tensors: list[Tensor] = []
     nest = take_tensors((args, kwargs), tensors)
     if nest is None or not tensors or not _can_record(tensors[0].device):
@@ -210,7 +155,7 @@ def _read_anew(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state:
     # Orders of edges are remembered by their count of writes.
     addresses = tuple([(tensor.data_ptr(), -1 if tensor.is_floating_point() else tensor._version)
                        for tensor in tensors])  # fmt: skip
-    call = WholeCall((nest, *forms, found), nest, tensors, addresses)
+    call = Call((nest, *forms, found), nest, tensors, addresses=addresses)
     state.last = _Last.of((args, kwargs), call, device)
     return call
 
@@ -225,13 +170,13 @@ class _Last(NamedTuple):
     """
 
     given: list[Any]
-    call: WholeCall
+    call: Call
     device: torch.device
     ids: list[Tensor]
     forms: list[Any]
 
     @classmethod
-    def of(cls, nest: Any, call: WholeCall, device: torch.device) -> _Last | None:
+    def of(cls, nest: Any, call: Call, device: torch.device) -> _Last | None:
         """Remember a call; None if an argument has a gradient."""
         if any(tensor.requires_grad for tensor in call.tensors):
             return None
@@ -277,87 +222,126 @@ def _flatten(nest: Any) -> list[Any]:
 _NEST = object()
 
 
-def _read_batch(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> BatchCall | None:
+def _read_batch(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> Call | None:
+    """Read arguments for a sampled batch without types: its edges, rows of nodes or edges, and counts of the hops."""
     values = [*args, *kwargs.values()]
-    batches = [(place, known) for place, value in enumerate(values)
+    batches = [(value, known) for value in values
                if isinstance(value, Tensor) and (known := find_batch(value)) is not None]  # fmt: skip
     if len(batches) != 1:
         return None
-    edges_at, known = batches[0]
-    edge_index = values[edges_at]
-    sizes = known.read_hops(edge_index)
-    if sizes is None:
+    edge_index, known = batches[0]
+    hops = known.read_hops(edge_index)
+    if hops is None:
         return None
-    num_nodes, num_edges, rows = sum(sizes[0]), sum(sizes[1]), {}
-    kinds: list[Any] = [len(args), *kwargs, len(sizes[1]), known.max_degree, edge_index.dtype]
-    for place, value in enumerate(values):
-        if place == edges_at:
-            kinds.append("edge_index")
+    num_nodes, num_edges = map(sum, hops)
+    keys = {} if num_nodes == num_edges else {num_nodes: NODES, num_edges: EDGES}
+    reader = _SampleReader(Sizes({NODES: hops[0]}, {EDGES: hops[1]}), edge_index.device, {EDGES: edge_index})
+    parts: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind in SETTINGS:
+            parts.append((kind, value))
         elif isinstance(value, Tensor):
-            count = value.shape[0] if value.dim() > 0 else -1
-            if (
-                type(value) is not Tensor
-                or value.layout is not torch.strided
-                or value.requires_grad
-                or value.device != edge_index.device
-                or num_nodes == num_edges
-                or count not in (num_nodes, num_edges)
-            ):
+            key = EDGES if value is edge_index else keys.get(value.shape[0]) if value.dim() > 0 else None
+            if not reader.take(value, key):
                 return None
-            rows[place] = value
-            kinds.append(("nodes" if count == num_nodes else "edges", value.dtype, value.shape[1:]))
-        elif isinstance(value, (list, tuple)):
-            if not all(type(item) is int for item in value) or tuple(value) not in sizes:
-                return None
-            kinds.append("nodes of hops" if len(value) == len(sizes[0]) else "edges of hops")
-        elif type(value) in SETTINGS:
-            kinds.append((type(value), value))
+            parts.append(_A_TENSOR)
+        elif kind in (list, tuple) and all(type(item) is int for item in value) and tuple(value) in hops:
+            parts.append((_HOPS, NODES if len(value) == len(hops[0]) else EDGES, kind))
         else:
             return None
     found = state.read(model, edge_index.device)
-    return None if found is None else BatchCall((*kinds, found), Sizes(*sizes), edge_index, rows, args, kwargs)
+    if found is None:
+        return None
+    count = len(args)
+    nest = tuple, ((tuple, tuple(parts[:count])), (dict, tuple(parts[count:]), tuple(kwargs)))
+    return reader.make(nest, (len(hops[1]), known.max_degree, found))
 
 
-class _TypedReader:
-    """Reader of arguments: tensors go to a list, and are described by the type or relation that they belong to.
+class _Reader:
+    """Reader of arguments: tensors go to a list, and are described by what they have rows of.
 
-    In a dict by types and relations, and in a batch, a tensor belongs to its key. A batch loses attributes that have
-    no row for each node or edge.
+    A batch loses attributes that have no row for each node or edge, such as the labels of graphs.
 
     Args:
         sizes: Of the batch.
         device: Of its tensors.
     """
 
-    def __init__(self, sizes: TypedSizes, device: torch.device) -> None:
+    def __init__(self, sizes: Any, device: torch.device) -> None:
         self._sizes, self._device = sizes, device
         self.tensors: list[Tensor] = []
-        self.roles: list[tuple[Any, bool]] = []
-        self._pairs: dict[Any, Tensor] = {}
+        self.roles: list[Any] = []
         # What the places of a tensor depend on.
         self.forms: list[Any] = []
 
     def read(self, value: Any, key: Any = None) -> Any:
-        """Return a hashable description of a value; None if a pass is not determined by it."""
+        """Return a hashable description of a value; None if a pass is not determined by it.
+
+        Args:
+            key: What the value belongs to; None if it is not known.
+        """
         kind = type(value)
         if kind in TENSORS:
-            return (_TENSOR,) if self._take(value, key) else None
+            return _A_TENSOR if self.take(value, key) else None
+        found = self._read_own(value, key)
+        if found is not None:
+            return found
         if kind in SETTINGS:
             return kind, value
-        if kind is HeteroData:
-            return kind, tuple(self._read_store(name, store) for name, store in _list_stores(value))
-        if kind is dict:
-            parts = tuple([self.read(item, name if self._knows(name) else key) for name, item in value.items()])
-            return None if None in parts else (kind, parts, tuple(value))
         if kind not in CONTAINERS:
             return None
-        if key is not None and tuple(value) == self._sizes.find(key):
-            return _HOPS, key, kind
-        parts = tuple([self.read(item, key) for item in value])
+        if kind is dict:
+            parts = tuple([self.read(item, self._find_key(name, key)) for name, item in value.items()])
+            return None if None in parts else (kind, parts, tuple(value))
+        parts = tuple([self.read(item, self._find_key(None, key)) for item in value])
         return None if None in parts else (kind, parts)
 
-    def _knows(self, key: Any) -> bool:
-        return key in self._sizes.nodes or key in self._sizes.edges
+    def make(self, nest: Any, rest: Sequence[Any], seeds: tuple[str, int] | None = None) -> Call:
+        """Make the call of a nest; the last of `rest` is the state of the model."""
+        return Call((nest, *self.forms, *rest), nest, self.tensors, self._sizes, tuple(self.roles), seeds)
+
+    def _find_key(self, name: Any, key: Any) -> Any:
+        """Return what an item of a container belongs to."""
+        raise NotImplementedError
+
+    def _read_own(self, value: Any, key: Any) -> Any:
+        """Return the description of a batch or a count; None for any other value."""
+        raise NotImplementedError
+
+    def take(self, tensor: Tensor, key: Any) -> bool:
+        """Add a tensor of a key; False if it is none of its rows or edges."""
+        raise NotImplementedError
+
+    def _is_other(self, tensor: Tensor) -> bool:
+        return (type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.requires_grad
+                or tensor.device != self._device or tensor.dim() == 0)  # fmt: skip
+
+
+class _SampleReader(_Reader):
+    """Reader of arguments for a sampled batch; a tensor belongs to a type or relation.
+
+    In a dict by types and relations, and in a batch, it belongs to its key.
+
+    Args:
+        pairs: Edges by relation, of those that are known to be sorted.
+    """
+
+    def __init__(self, sizes: Sizes, device: torch.device, pairs: Mapping[Relation, Tensor] = MappingProxyType({})
+                 ) -> None:  # fmt: skip
+        super().__init__(sizes, device)
+        self._pairs = dict(pairs)
+
+    def _find_key(self, name: Any, key: Any) -> Any:
+        return name if name in self._sizes.nodes or name in self._sizes.edges else key
+
+    def _read_own(self, value: Any, key: Any) -> Any:
+        kind = type(value)
+        if kind is HeteroData:
+            return kind, tuple(self._read_store(name, store) for name, store in _list_stores(value))
+        if kind in (list, tuple) and key is not None and tuple(value) == self._sizes.find(key):
+            return _HOPS, key, kind
+        return None
 
     def _read_store(self, key: Any, mapping: Mapping[str, Any]) -> Any:
         names, parts = [], []
@@ -373,23 +357,21 @@ class _TypedReader:
                 parts.append(part)
         return key, tuple(names), tuple(parts)
 
-    def _take(self, tensor: Tensor, key: Any) -> bool:
-        """Add a tensor of a type or relation; False if it is none of its rows or edges."""
-        if (key is None or type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.requires_grad
-                or tensor.device != self._device or tensor.dim() == 0):  # fmt: skip
+    def take(self, tensor: Tensor, key: Any) -> bool:
+        if key is None or self._is_other(tensor):
             return False
         count = sum(self._sizes.find(key))
         is_edges = key in self._sizes.edges and tensor.shape == (2, count) and not tensor.is_floating_point()
         if not is_edges and tensor.shape[0] != count:
             return False
-        if is_edges and count > 0 and find_batch(tensor) is None:
-            return False
-        # A relation has one place.
-        if is_edges and self._pairs.setdefault(key, tensor) is not tensor:
-            return False
+        if is_edges and self._pairs.get(key) is not tensor:
+            # A relation has one place.
+            if key in self._pairs or (count > 0 and find_batch(tensor) is None):
+                return False
+            self._pairs[key] = tensor
         self.tensors.append(tensor)
         self.roles.append((key, is_edges))
-        self.forms.append((tensor.dtype, None if is_edges else tensor.shape[1:]))
+        self.forms.append((key, tensor.dtype, None if is_edges else tensor.shape[1:]))
         return True
 
 
@@ -400,12 +382,12 @@ def _list_stores(batch: HeteroData) -> Iterator[tuple[Any, Mapping[str, Any]]]:
             yield key, store._mapping
 
 
-def _read_types(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> TypedCall | None:
+def _read_types(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> Call | None:
     """Read arguments for a batch with types; None if they are for another one."""
     values = [*args, *kwargs.values()]
     batches = [value for value in values if type(value) is HeteroData]
     if len(batches) == 1:
-        sizes = read_typed_sizes(batches[0])
+        sizes = read_sizes(batches[0])
     elif not batches and any(type(value) is dict for value in values):
         sizes = _find_sizes([value for value in values if type(value) is dict])
     else:
@@ -423,15 +405,14 @@ def _read_types(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state
     device = _find_device(batches[0] if batches else values)
     if device is None or not _can_record(device):
         return None
-    reader = _TypedReader(sizes, device)
+    reader = _SampleReader(sizes, device)
     nest = reader.read((args, kwargs))
     if nest is None or not any(is_edges for _, is_edges in reader.roles):
         return None
     found = state.read(model, device)
     if found is None:
         return None
-    return TypedCall((nest, *reader.forms, len(next(iter(sizes.edges.values()))), found), sizes, nest, reader.tensors,
-                     tuple(reader.roles), seeds)  # fmt: skip
+    return reader.make(nest, (len(next(iter(sizes.edges.values()))), found), seeds)
 
 
 def _find_device(value: Any) -> torch.device | None:
@@ -443,10 +424,10 @@ def _find_device(value: Any) -> torch.device | None:
     return next((item.device for item in found if isinstance(item, Tensor)), None)
 
 
-def _find_sizes(dicts: Iterable[Mapping[Any, Any]]) -> TypedSizes | None:
+def _find_sizes(dicts: Iterable[Mapping[Any, Any]]) -> Sizes | None:
     """Find the sizes of a batch by its registered edges; None if they are not known to be sorted."""
-    nodes: dict[str, tuple[int, ...]] = {}
-    edges: dict[Relation, tuple[int, ...]] = {}
+    nodes: dict[str, Counts] = {}
+    edges: dict[Relation, Counts] = {}
     empty: list[Relation] = []
     others: dict[str, int] = {}
     for part in dicts:
@@ -479,7 +460,113 @@ def _find_sizes(dicts: Iterable[Mapping[Any, Any]]) -> TypedSizes | None:
         if others.get(kind, 0) != 0:
             return None
         nodes[kind] = (0,) * (hops + 1)
-    return TypedSizes(dict(sorted(nodes.items())), dict(sorted(edges.items())))
+    return Sizes(dict(sorted(nodes.items())), dict(sorted(edges.items())))
+
+
+class _GraphsReader(_Reader):
+    """Reader of arguments for a batch of graphs.
+
+    Args:
+        begins: First node of each graph, and the end.
+    """
+
+    def __init__(self, sizes: GraphSizes, begins: Tensor, device: torch.device) -> None:
+        super().__init__(sizes, device)
+        self._begins = begins
+
+    def _find_key(self, name: Any, key: Any) -> Any:
+        return None
+
+    def _read_own(self, value: Any, key: Any) -> Any:
+        if type(value) is int and key in _COUNTS and value == self._sizes.graphs:
+            return _COUNT, "graphs"
+        if isinstance(value, Batch):
+            return Batch, tuple(name for name, item in value._store._mapping.items()
+                                if type(item) is Tensor and self.take(item))  # fmt: skip
+        return None
+
+    def take(self, tensor: Tensor, key: Any = None) -> bool:
+        if self._is_other(tensor) or tensor.is_inference():
+            return False
+        sizes, is_ids = self._sizes, tensor.dtype == torch.int64
+        if tensor is self._begins:
+            role = "ptr"
+        elif find_graphs(tensor) is self._begins:
+            role = "batch"
+        elif is_ids and tensor.shape == (2, sizes.edges):
+            role = "edge_index"
+        elif tensor.shape[0] == sizes.nodes:
+            role = "node"
+        elif tensor.shape[0] == sizes.edges:
+            role = "edge"
+        else:
+            return False
+        is_rows = role in ("node", "edge")
+        # Edges and batch vector have one place.
+        if not is_rows and role in self.roles and self.tensors[self.roles.index(role)] is not tensor:
+            return False
+        self.tensors.append(tensor)
+        self.roles.append(role)
+        self.forms.append((role, tensor.dtype, tensor.shape[1:] if is_rows else None))
+        return True
+
+
+def _read_graphs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> Call | None:
+    """Read arguments for a batch of graphs; None if they are for another one, or do not determine a pass."""
+    values = [*args, *kwargs.values()]
+    begins = None
+    for value in values:
+        vector = value._store._mapping.get("batch") if isinstance(value, Batch) else value
+        begins = find_graphs(vector) if type(vector) is Tensor else None
+        if begins is not None:
+            break
+    if begins is None:
+        return None
+    nodes, graphs = int(vector.numel()), begins.numel() - 1
+    edges = _find_edges(values)
+    if edges is None or edges.device != vector.device:
+        return None
+    sizes = GraphSizes(nodes, int(edges.shape[1]), graphs)
+    # Rows are told apart by their number.
+    if len({2, nodes, sizes.edges, graphs, graphs + 1}) < 5:
+        return None
+    reader = _GraphsReader(sizes, begins, vector.device)
+    names = _list_names(type(model))
+    parts = [reader.read(value, name) for value, name in zip(args, [*names, *[None] * len(args)], strict=False)]
+    named = [reader.read(value, name) for name, value in kwargs.items()]
+    if None in parts or None in named or not {"edge_index", "batch"}.issubset(reader.roles):
+        return None
+    found = state.read(model, vector.device)
+    if found is None:
+        return None
+    nest = tuple, ((tuple, tuple(parts)), (dict, tuple(named), tuple(kwargs)))
+    reader.tensors.append(begins)
+    reader.roles.append("ptr")
+    return reader.make(nest, (graphs, found))
+
+
+def _find_edges(values: Sequence[Any]) -> Tensor | None:
+    """Find the first edges among arguments."""
+    for value in values:
+        edges = value._store._mapping.get("edge_index") if isinstance(value, Batch) else value
+        if type(edges) is Tensor and edges.dtype == torch.int64 and edges.dim() == 2 and len(edges) == 2:
+            return edges
+    return None
+
+
+def _list_names(kind: type) -> list[str]:
+    """List the names of a model's positional arguments."""
+    names = _NAMES.get(kind)
+    if names is None:
+        try:
+            names = list(inspect.signature(kind.forward).parameters)[1:]  # type: ignore[attr-defined]
+        except (TypeError, ValueError):
+            names = []
+        _NAMES[kind] = names
+    return names
+
+
+_NAMES: weakref.WeakKeyDictionary[type, list[str]] = weakref.WeakKeyDictionary()
 
 
 def _can_record(device: torch.device) -> bool:

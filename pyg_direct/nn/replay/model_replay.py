@@ -9,21 +9,20 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch_geometric.nn import HeteroConv, MessagePassing
 
-from pyg_direct.errors import ArgumentError, warn
+from pyg_direct.errors import ArgumentError, describe, warn
 from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.paths import Paths
-from pyg_direct.nn.replay.batch_passes import PaddedPasses, TypedPasses
-from pyg_direct.nn.replay.graph_passes import GraphPasses
-from pyg_direct.nn.replay.graphs_call import GraphsCall
+from pyg_direct.nn.replay.batch_passes import GraphPasses, PaddedPasses
 from pyg_direct.nn.replay.guards import Outside, State
-from pyg_direct.nn.replay.model_call import BatchCall, TypedCall, WholeCall, read_call
+from pyg_direct.nn.replay.model_call import Call, read_call
+from pyg_direct.nn.replay.padded_batch import GraphSizes
 from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules, WholePasses
 from pyg_direct.object_text import one_line, show_options
 from pyg_direct.ops.run_kernel import is_recorded, is_transformed
@@ -45,22 +44,19 @@ _IN_ONE_THREAD = True
 _SPREAD = (DataParallel, DistributedDataParallel, FullyShardedDataParallel)
 
 
-Call: TypeAlias = BatchCall | TypedCall | GraphsCall | WholeCall
-
-
 class _Calls:
     """Calls of one kind so far: the largest batch, and tensors that do not come back."""
 
     def __init__(self, kind: tuple[Any, ...]) -> None:
         self.kind, self.times = kind, 0
-        # `Sizes` or `TypedSizes`.
+        # `Sizes` or `GraphSizes`.
         self.largest: Any = None
         self._addresses: tuple[Any, ...] = ()
         self.moving: frozenset[int] = frozenset()
 
     def add(self, call: Call) -> None:
         self.times += 1
-        if not isinstance(call, WholeCall):
+        if call.sizes is not None:
             self.largest = call.sizes if self.largest is None else self.largest.join(call.sizes)
             return
         if self._addresses:
@@ -128,7 +124,7 @@ class _Passes:
         try:
             return self._record(model, call, calls)
         except Exception as error:  # Such as memory that runs out: the loop goes on without replay.
-            return (str(error) or type(error).__name__).splitlines()[0]
+            return describe(error)
 
     def _record(self, model: Any, call: Call, calls: _Calls) -> str | None:
         # The memory of an earlier one serves the next, once it is no longer read.
@@ -136,14 +132,12 @@ class _Passes:
             self.recording.wait()
         self.recording = None
         made: Any
-        if isinstance(call, BatchCall):
-            made = PaddedPasses(model, self._rules, call, calls.largest)
-        elif isinstance(call, TypedCall):
-            made = TypedPasses(model, self._rules, call, calls.largest)
-        elif isinstance(call, GraphsCall):
+        if call.sizes is None:
+            made = WholePasses(model, self._rules, call, calls.moving)
+        elif isinstance(call.sizes, GraphSizes):
             made = GraphPasses(model, self._rules, call, calls.largest)
         else:
-            made = WholePasses(model, self._rules, call, calls.moving)
+            made = PaddedPasses(model, self._rules, call, calls.largest)
         # A small batch leaves more padding than fits; the next may not.
         if not made.fill(call):
             return None
@@ -200,7 +194,7 @@ class Replay:
             return plain(model, *args, **kwargs)
         passes = self._find_passes(model, is_graded, is_trained)
         call = None if passes is None else read_call(model, args, kwargs, passes.state)
-        if passes is not None and call is not None and (self._is_strict or not isinstance(call, WholeCall)):
+        if passes is not None and call is not None and (self._is_strict or call.sizes is not None):
             recording = passes.find(call)
             if recording is not None:
                 self.replayed += 1

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch_geometric.nn import HeteroConv, HGTConv
 
+from pyg_direct.errors import describe
 from pyg_direct.nn.hetero.unused_types import TypesOfPass
 from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors, read_version
-from pyg_direct.nn.replay.model_call import WholeCall, fill_in, take_tensors
+from pyg_direct.nn.replay.model_call import Call, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
@@ -132,11 +133,11 @@ class RecordedPasses:
 
     # What a subclass has.
 
-    def fill(self, call: Any) -> bool:
+    def fill(self, call: Call) -> bool:
         """Copy the arguments of a pass; False if they do not fit."""
         raise NotImplementedError
 
-    def make_again(self, call: Any) -> RecordedPasses:
+    def make_again(self, call: Call) -> RecordedPasses:
         """Make other places for the arguments of a pass."""
         raise NotImplementedError
 
@@ -151,15 +152,15 @@ class RecordedPasses:
         """Return why the model's results cannot be returned; None if they can."""
         raise NotImplementedError
 
-    def _find_difference(self, model: Any, call: Any) -> str | None:
+    def _find_difference(self, model: Any, call: Call) -> str | None:
         """Return why the results differ from those of an ordinary pass; None if they do not."""
         return None
 
-    def cut(self, made: Sequence[Tensor], call: Any) -> list[Tensor]:
+    def cut(self, made: Sequence[Tensor], call: Call) -> list[Tensor]:
         """Return results of a pass in new memory."""
         return [part.clone() for part in made]
 
-    def _spread(self, grads: Sequence[Tensor | None], call: Any) -> None:
+    def _spread(self, grads: Sequence[Tensor | None], call: Call) -> None:
         """Copy gradients of the results to their places."""
         for place, grad in zip(self._grads, grads, strict=True):
             place.zero_() if grad is None else place.copy_(grad)
@@ -175,7 +176,7 @@ class RecordedPasses:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def record(self, call: Any) -> str | None:
+    def record(self, call: Call) -> str | None:
         """Record the passes over copied arguments; return why they cannot be recorded, otherwise None."""
         model: Any = self._model()
         reason = self._find_reason(model, call)
@@ -202,7 +203,7 @@ class RecordedPasses:
         self._saved_parameters = [part for part in self._parameters if part.untyped_storage()._cdata in self._saved]
         return None
 
-    def _find_reason(self, model: Any, call: Any) -> str | None:
+    def _find_reason(self, model: Any, call: Call) -> str | None:
         """Return why passes cannot be recorded, or would differ from ordinary ones; None if neither."""
         if self._rules.is_graded and not self._parameters:
             return "no parameter has a gradient"
@@ -261,7 +262,7 @@ class RecordedPasses:
             with reads:
                 self._run()
         except Exception as error:  # Any error of a model about its arguments.
-            return (str(error) or type(error).__name__).splitlines()[0]
+            return describe(error)
         if self._device.type == "cuda":
             kept = torch.cuda.memory_allocated(self._device) - before
             if kept > _MOST_KEPT * free_bytes(self._device.index):
@@ -340,7 +341,7 @@ class RecordedPasses:
             self._shapes = [torch.empty(part.shape, device="meta") for part in dense]
             self._flat, self._gradients = torch.cat([part.reshape(-1) for part in dense]), []
 
-    def replay(self, call: Any) -> Any:
+    def replay(self, call: Call) -> Any:
         """Return the result of the model for the copied arguments."""
         if self._rules.is_graded:
             learning = compress(self._list_learning(call), self._reached[len(self._parameters) :])
@@ -351,18 +352,18 @@ class RecordedPasses:
             outs = self.cut(self._outs, call)
         return fill_in(self._nest, iter(outs))
 
-    def _list_learning(self, call: Any) -> list[Tensor]:
+    def _list_learning(self, call: Call) -> list[Tensor]:
         """Return the arguments of a pass that have a gradient."""
         return []
 
-    def go_forth(self, call: Any) -> tuple[list[Tensor], _Turn]:
+    def go_forth(self, call: Call) -> tuple[list[Tensor], _Turn]:
         """Return results of a pass in new memory."""
         turn = _Turn(self._device, list(map(read_version, self._parameters)))
         self._graphs[0].replay()
         self._turn = weakref.ref(turn)
         return self.cut(self._outs, call), turn
 
-    def go_back(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> Sequence[Tensor | None]:
+    def go_back(self, turn: _Turn, grads: Sequence[Tensor | None], call: Call) -> Sequence[Tensor | None]:
         """Return gradients of the parameters and arguments that have one, in new memory."""
         self._check_versions(turn, only_saved=True)
         self._turn = None
@@ -386,7 +387,7 @@ class RecordedPasses:
                                    f"inplace operation: a parameter of shape {tuple(parameter.shape)} is at version "
                                    f"{parameter._version}; expected version {version} instead")  # fmt: skip
 
-    def go_back_again(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> Sequence[Tensor | None]:
+    def go_back_again(self, turn: _Turn, grads: Sequence[Tensor | None], call: Call) -> Sequence[Tensor | None]:
         """Return gradients by an ordinary pass with the same draws: for a second backward, or one with a graph."""
         self._check_versions(turn)
         model: Any = self._model()
@@ -441,16 +442,15 @@ class _Turn:
 
 class _Replayed(Function):
     @staticmethod
-    def forward(ctx: Any, recording: RecordedPasses, call: Any, *leaves: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, recording: RecordedPasses, call: Call, *leaves: Tensor) -> tuple[Tensor, ...]:
         outs, ctx.turn = recording.go_forth(call)
         ctx.set_materialize_grads(False)
         graded = recording._graded
         if len(graded) < len(outs):
             ctx.mark_non_differentiable(*[out for place, out in enumerate(outs) if place not in graded])
         # Released by torch after the last backward: a kept loss holds no arguments.
-        ctx.nest, tensors = call.pack()
-        ctx.save_for_backward(*tensors)
-        ctx.recording, ctx.kind, ctx.is_first = recording, type(call), True
+        ctx.save_for_backward(*call.tensors)
+        ctx.recording, ctx.call, ctx.is_first = recording, call._replace(tensors=[]), True
         return tuple(outs)
 
     @staticmethod
@@ -460,9 +460,9 @@ class _Replayed(Function):
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
         if is_first and recording.is_at(turn) and not torch.is_grad_enabled():
-            found = recording.go_back(turn, grads, ctx.kind.unpack(ctx.nest, None))
+            found = recording.go_back(turn, grads, ctx.call)
         else:
-            found = recording.go_back_again(turn, grads, ctx.kind.unpack(ctx.nest, ctx.saved_tensors))
+            found = recording.go_back_again(turn, grads, ctx.call._replace(tensors=list(ctx.saved_tensors)))
         return None, None, *found
 
 
@@ -473,7 +473,7 @@ class WholePasses(RecordedPasses):
         moving: Positions of tensors that are others in each pass; they are copied.
     """
 
-    def __init__(self, model: Any, rules: Rules, call: WholeCall, moving: frozenset[int]) -> None:
+    def __init__(self, model: Any, rules: Rules, call: Call, moving: frozenset[int]) -> None:
         super().__init__(model, rules, call.tensors[0].device)
         self._moving, self._addresses, self._nest_of_args = moving, call.addresses, call.nest
         self._places = []
@@ -483,14 +483,14 @@ class WholePasses(RecordedPasses):
         self._learning = [place for place in self._places if place.requires_grad]
         self._keeper = GraphKeeper([place for number, place in enumerate(self._places) if number not in moving])
 
-    def make_again(self, call: WholeCall) -> WholePasses:
+    def make_again(self, call: Call) -> WholePasses:
         """Make other places for the arguments of a pass."""
         return WholePasses(self._model(), self._rules, call, self._moving)
 
     def _list_given(self) -> list[Tensor]:
         return self._places
 
-    def fill(self, call: WholeCall) -> bool:
+    def fill(self, call: Call) -> bool:
         """Copy the arguments of a pass; False if they do not fit."""
         if not self._moving:
             return call.addresses == self._addresses
@@ -502,7 +502,7 @@ class WholePasses(RecordedPasses):
                 self._places[number].copy_(call.tensors[number])
         return True
 
-    def _list_learning(self, call: WholeCall) -> list[Tensor]:
+    def _list_learning(self, call: Call) -> list[Tensor]:
         if not self._rules.is_graded:
             return []
         return [tensor for tensor, place in zip(call.tensors, self._places, strict=True) if place.requires_grad]

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from pyg_direct.errors import describe
 from pyg_direct.runtime.cuda.device import abilities, bind_thread, call, load_driver, tolerate_captures
 
 T = TypeVar("T")
@@ -248,5 +249,5 @@ def find_wait(work: Callable[[], None], failures: type[Exception] = RuntimeError
         with waits_refused():
             work()
     except failures as error:
-        return (str(error) or type(error).__name__).splitlines()[0]
+        return describe(error)
     return None

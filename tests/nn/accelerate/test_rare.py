@@ -156,7 +156,8 @@ def test_sizes_are_read_of_known_batches_only():
     known = Batch()
     counted = plain.__class__(edge_index=known.edge_index, num_nodes=known.num_nodes, batch_size=4,
                               num_sampled_nodes=list(NODES), num_sampled_edges=list(EDGES))  # fmt: skip
-    assert read_sizes(counted) == (tuple(NODES), tuple(EDGES))
+    assert list(read_sizes(counted).nodes.values()) == [tuple(NODES)]
+    assert list(read_sizes(counted).edges.values()) == [tuple(EDGES)]
 
     for name, value in (("num_sampled_nodes", [4, 9]), ("num_sampled_edges", [16]), ("batch_size", None)):
         other = copy.copy(counted)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pyg_direct import GraphedStep, NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn.replay.padded_batch import PaddedBatch, Sizes, read_sizes
+from pyg_direct.nn.replay.padded_batch import EDGES, NODES, PaddedBatch, Sizes, read_sizes
 from pyg_direct.runtime.cuda import graph_capture as recordings
 from pyg_direct.runtime.cuda.device import abilities
 from tests.nn.convolutions import assert_near
@@ -91,11 +91,11 @@ def test_attributes_of_nodes_and_edges_move_to_their_places(real_device, graph):
 
 
 def test_places_hold_what_smaller_batches_leave_over():
-    sizes = Sizes((10, 30, 50), (40, 100))
+    sizes = Sizes({NODES: (10, 30, 50)}, {EDGES: (40, 100)})
 
-    places = sizes.widen(0.1, 10, 5)
+    places = sizes.widen(0.1, {EDGES: 5}, 10)
 
-    assert places == Sizes((10 + 5, 30 + 10, 55), (44, 110))
+    assert places == Sizes({NODES: (10 + 5, 30 + 9, 55)}, {EDGES: (44, 110)})
 
 
 @pytest.mark.gpu

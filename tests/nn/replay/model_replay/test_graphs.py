@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch_geometric.nn import MLP, BatchNorm, GINConv, GINEConv, global_add_pool, global_max_pool, global_mean_pool
 
 from pyg_direct import DataLoader, accelerate
-from pyg_direct.nn.replay import graph_passes
+from pyg_direct.nn.replay import batch_passes
 from pyg_direct.nn.sorted_edges import find_graphs
-from tests.nn.replay.test_padded_graphs import make_molecules
+from tests.nn.replay.padded_batch.test_graphs import make_molecules
 from tests.nn.replays import record_anywhere
 
 POOLS = {"add": global_add_pool, "mean": global_mean_pool, "max": global_max_pool}
@@ -19,7 +19,7 @@ POOLS = {"add": global_add_pool, "mean": global_mean_pool, "max": global_max_poo
 @pytest.fixture
 def device(real_device, monkeypatch):
     record_anywhere(real_device, monkeypatch)
-    monkeypatch.setattr(graph_passes, "_MARGIN", 0.3)
+    monkeypatch.setattr(batch_passes, "_MARGIN_OF_GRAPHS", 0.3)
     return real_device
 
 

@@ -20,7 +20,7 @@ from torch_geometric.nn import (
 
 from pyg_direct import DataLoader, GraphedStep, NeighborLoader, accelerate
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn.replay.padded_graphs import PaddedGraphs, masked_norms, read_graph_sizes
+from pyg_direct.nn.replay.padded_batch import PaddedGraphs, masked_norms, read_graph_sizes
 from tests.graphs import make_random_graph
 from tests.loader.data_loader.small_graphs import make_pairs, make_typed
 from tests.nn.convolutions import assert_near

@@ -10,7 +10,7 @@ from torch_geometric.nn import GATConv, HeteroConv, SAGEConv, to_hetero
 
 from pyg_direct import GraphedStep, NeighborLoader, accelerate
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn.replay.padded_batch import PaddedTypes, TypedSizes, find_input, read_typed_sizes
+from pyg_direct.nn.replay.padded_batch import PaddedBatch, Sizes, find_input, read_sizes
 from pyg_direct.nn.sorted_edges import find_batch
 from tests.hetero_data import make_hetero
 from tests.nn.convolutions import assert_near
@@ -89,10 +89,10 @@ def make_compute(model):
 
 
 def join_sizes(batches):
-    largest = read_typed_sizes(batches[0])
+    largest = read_sizes(batches[0])
     for batch in batches:
-        assert largest.is_like(read_typed_sizes(batch))
-        largest = largest.join(read_typed_sizes(batch))
+        assert largest.is_like(read_sizes(batch))
+        largest = largest.join(read_sizes(batch))
     return largest
 
 
@@ -103,7 +103,7 @@ def test_padded_batches_give_the_loss_and_gradients_of_batches(real_device, name
     data = make_data()
     model = make_model(name, data, real_device, is_accelerated)
     batches = list(make_loader(data, real_device, drop_last=True))
-    padded = PaddedTypes(batches[0], join_sizes(batches), 0.5, ["x", "y"])
+    padded = PaddedBatch(batches[0], join_sizes(batches), 0.5, ["x", "y"])
     memory = [rows.data_ptr() for rows in (*padded.data.x_dict.values(), *padded.data.edge_index_dict.values())]
 
     def find(batch):
@@ -118,13 +118,13 @@ def test_padded_batches_give_the_loss_and_gradients_of_batches(real_device, name
 
     again = [rows.data_ptr() for rows in (*padded.data.x_dict.values(), *padded.data.edge_index_dict.values())]
     assert again == memory
-    assert len({tuple(read_typed_sizes(batch).nodes.items()) for batch in batches}) > 1
+    assert len({tuple(read_sizes(batch).nodes.items()) for batch in batches}) > 1
 
 
 def test_edges_and_rows_are_those_of_the_batch(real_device):
     data = make_data()
     batches = list(make_loader(data, real_device, drop_last=True))
-    padded = PaddedTypes(batches[0], join_sizes(batches), 0.5, ["x", "edge_attr"])
+    padded = PaddedBatch(batches[0], join_sizes(batches), 0.5, ["x", "edge_attr"])
 
     for batch in batches:
         assert padded.fill(batch)
@@ -143,7 +143,7 @@ def test_edges_and_rows_are_those_of_the_batch(real_device):
 def test_batches_that_find_no_room_are_told():
     data = make_data()
     first, *others = make_loader(data, "cpu")
-    padded = PaddedTypes(first, read_typed_sizes(first), 0.0, ["x"])
+    padded = PaddedBatch(first, read_sizes(first), 0.0, ["x"])
 
     assert padded.fill(first)
     assert not padded.fill(others[-1])
@@ -163,22 +163,22 @@ def test_batches_that_find_no_room_are_told():
 ], ids=["no seeds", "two seeds", "nodes", "edges", "not sorted", "rows"])  # fmt: skip
 def test_sizes_of_other_batches_are_not_known(change):
     batch = next(iter(make_loader(make_data(), "cpu")))
-    assert read_typed_sizes(batch) is not None
+    assert read_sizes(batch) is not None
 
     change(batch)
 
-    assert read_typed_sizes(batch) is None
+    assert read_sizes(batch) is None
 
 
 def test_batches_without_types_or_edges_have_no_sizes():
-    assert read_typed_sizes(HeteroData()) is None
+    assert read_sizes(HeteroData()) is None
     assert find_input(make_data()) is None
-    assert read_typed_sizes(next(iter(make_loader(make_data(), "cpu"))).to_homogeneous()) is None
+    assert read_sizes(next(iter(make_loader(make_data(), "cpu"))).to_homogeneous()) is None
 
 
 def test_places_hold_what_smaller_batches_leave_over():
     writes = "author", "writes", "paper"
-    sizes = TypedSizes({"paper": (10, 30, 50), "author": (0, 20, 7)}, {writes: (40, 100)})
+    sizes = Sizes({"paper": (10, 30, 50), "author": (0, 20, 7)}, {writes: (40, 100)})
 
     places = sizes.widen(0.1, {writes: 5})
 
@@ -194,7 +194,7 @@ def test_names_are_of_rows():
 
     for name in ("batch_size", "nothing"):
         with pytest.raises(ArgumentError, match=f"a row for each node or edge, got '{name}'"):
-            PaddedTypes(batch, read_typed_sizes(batch), 0.1, [name])
+            PaddedBatch(batch, read_sizes(batch), 0.1, [name])
 
 
 def test_steps_on_a_cpu_are_ordinary():
