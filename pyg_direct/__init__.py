@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from pyg_direct.features.unified_device import enable_unified_device, unified_device
     from pyg_direct.features.unified_tensor import MemAdvise, UnifiedTensor, to_unified
     from pyg_direct.graph.csr_topo import CSRTopo
-    from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader
+    from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader, RandomNodeLoader
     from pyg_direct.loader.data_loader import DataListLoader, DataLoader, DenseDataLoader
     from pyg_direct.loader.graph_saint import GraphSAINTEdgeSampler, GraphSAINTNodeSampler, GraphSAINTRandomWalkSampler
     from pyg_direct.loader.hgt_loader import HGTLoader
+    from pyg_direct.loader.induced_loader import ShaDowKHopSampler
     from pyg_direct.loader.inference import infer, inference_loader
     from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
     from pyg_direct.loader.neighbor_loader import NeighborLoader, SubGraphLoader
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from pyg_direct.loader.ppr_loader import PPRLoader
     from pyg_direct.loader.prefetch.processes import Producers
     from pyg_direct.loader.prefetch_loader import CachedLoader, PrefetchLoader
-    from pyg_direct.loader.random_node_loader import RandomNodeLoader
-    from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
     from pyg_direct.loader.temporal_dataloader import TemporalDataLoader
     from pyg_direct.loader.tgn import LastNeighborLoader, TGNMemory
     from pyg_direct.loader.walk_models import MetaPath2Vec, Node2Vec
@@ -47,8 +46,7 @@ if TYPE_CHECKING:
     from pyg_direct.noedit.install import install, uninstall
     from pyg_direct.runtime.cuda.peer_memory import DeviceGroup, init_p2p, p2pCliqueTopo
     from pyg_direct.sampler.graph_store import GraphStore
-    from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler
-    from pyg_direct.sampling.mixed_cpu_gpu import MixedGraphSageSampler, SampleJob
+    from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler, MixedGraphSageSampler, SampleJob
     from pyg_direct.sampling.negative_links import RandomNegativeSampler
     from pyg_direct.sampling.random_walks import random_walk
 
@@ -81,10 +79,11 @@ _NAMES = {
     "features.unified_device": "enable_unified_device unified_device",
     "features.unified_tensor": "MemAdvise UnifiedTensor to_unified",
     "graph.csr_topo": "CSRTopo",
-    "loader.cluster_loader": "ClusterData ClusterLoader",
+    "loader.cluster_loader": "ClusterData ClusterLoader RandomNodeLoader",
     "loader.data_loader": "DataListLoader DataLoader DenseDataLoader",
     "loader.graph_saint": "GraphSAINTEdgeSampler GraphSAINTNodeSampler GraphSAINTRandomWalkSampler",
     "loader.hgt_loader": "HGTLoader",
+    "loader.induced_loader": "ShaDowKHopSampler",
     "loader.inference": "infer inference_loader",
     "loader.link_loader": "LinkLoader LinkNeighborLoader",
     "loader.neighbor_loader": "NeighborLoader SubGraphLoader",
@@ -92,8 +91,6 @@ _NAMES = {
     "loader.ppr_loader": "PPRLoader",
     "loader.prefetch.processes": "Producers",
     "loader.prefetch_loader": "CachedLoader PrefetchLoader",
-    "loader.random_node_loader": "RandomNodeLoader",
-    "loader.shadow_loader": "ShaDowKHopSampler",
     "loader.temporal_dataloader": "TemporalDataLoader",
     "loader.tgn": "LastNeighborLoader TGNMemory",
     "loader.walk_models": "MetaPath2Vec Node2Vec",
@@ -103,8 +100,7 @@ _NAMES = {
     "noedit.install": "install uninstall",
     "runtime.cuda.peer_memory": "DeviceGroup init_p2p p2pCliqueTopo",
     "sampler.graph_store": "GraphStore",
-    "sampling.graphsage_sampler": "Adj GraphSageSampler",
-    "sampling.mixed_cpu_gpu": "MixedGraphSageSampler SampleJob",
+    "sampling.graphsage_sampler": "Adj GraphSageSampler MixedGraphSageSampler SampleJob",
     "sampling.negative_links": "RandomNegativeSampler",
     "sampling.random_walks": "random_walk",
 }

@@ -11,7 +11,7 @@ import pytest
 
 from pyg_direct import NeighborLoader, infer, inference_loader
 from pyg_direct.distributed import DistNeighborLoader
-from pyg_direct.loader import option_types
+from pyg_direct.loader import arguments as option_types
 from pyg_direct.loader.arguments import _TORCH_OPTIONS
 from tests.typed_calls import __file__ as CALLS
 

@@ -19,8 +19,8 @@ from pyg_direct.bench.limits import time_on_clock
 from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets.dynamic_graphs import DynamicShape, draw_snapshots
 from pyg_direct.dynamic import nn, stream
-from pyg_direct.dynamic.conv_operators import GCN, Factors, Mean, Sum
 from pyg_direct.dynamic.matrix_group import build_group
+from pyg_direct.dynamic.sequence_edges import GCN, Factors, Mean, Sum
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.dynamic.conv_operators import Factors
+from pyg_direct.dynamic.sequence_edges import Factors
 
 
 class EdgeDelta(NamedTuple):

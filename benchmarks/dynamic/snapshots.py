@@ -16,8 +16,8 @@ from benchmarks.dynamic.ge_spmm import multiply_csr
 from pyg_direct.bench.limits import device_copy_rate, random_read_rate, time_on_clock, time_on_gpu
 from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets.dynamic_graphs import DynamicShape, draw_snapshots
-from pyg_direct.dynamic.conv_operators import Factors, Sum
 from pyg_direct.dynamic.matrix_group import FORMS, build_group
+from pyg_direct.dynamic.sequence_edges import Factors, Sum
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices, aggregate_snapshots, choose_kernel
 from pyg_direct.ops.snapshots.slice_csr import EdgeUnion, unite

@@ -13,8 +13,8 @@ from torch_geometric.data import Data
 from pyg_direct.bench.limits import wait_for_gpu
 from pyg_direct.bench.result_row import Row
 from pyg_direct.dynamic import stream
-from pyg_direct.dynamic.conv_operators import GCN, Factors
 from pyg_direct.dynamic.matrix_group import FORMS, GROUP_SIZES, build_group
+from pyg_direct.dynamic.sequence_edges import GCN, Factors
 from pyg_direct.dynamic.snapshot_plan import choose_form, choose_size
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices, aggregate_snapshots
 from pyg_direct.ops.snapshots.slice_csr import MAX_GROUP, unite

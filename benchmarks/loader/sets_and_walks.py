@@ -17,9 +17,8 @@ from torch_geometric.typing import WITH_TORCH_SPARSE
 from pyg_direct.bench.limits import time_on_clock, wait_for_gpu
 from pyg_direct.bench.result_row import Row
 from pyg_direct.graph.csr_topo import CSRTopo
-from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader
+from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader, RandomNodeLoader
 from pyg_direct.loader.graph_saint import GraphSAINTEdgeSampler, GraphSAINTNodeSampler, GraphSAINTRandomWalkSampler
-from pyg_direct.loader.random_node_loader import RandomNodeLoader
 from pyg_direct.loader.walk_models import MetaPath2Vec
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.random_walks import random_walk

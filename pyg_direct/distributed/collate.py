@@ -18,7 +18,7 @@ from pyg_direct.distributed.row_foresight import PlannedRows
 from pyg_direct.graph.hetero_topo import LINKS, NODES
 from pyg_direct.loader.collate.data import copy_data
 from pyg_direct.loader.collate.stale_rows import Marks
-from pyg_direct.loader.prefetch.gpu_streams import note_memory
+from pyg_direct.loader.prefetch.drivers import note_memory
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.local_ids.relabel_nodes import unite
 from pyg_direct.ops.rows.gather_rows import gather_rows

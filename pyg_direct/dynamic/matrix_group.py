@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyg_direct.dynamic.conv_operators import Factors
+from pyg_direct.dynamic.sequence_edges import Factors
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.argument_checks import check_choice
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices

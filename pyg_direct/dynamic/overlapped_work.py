@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from pyg_direct.compiler.jit import set_cpu_threads
-from pyg_direct.loader.prefetch.cpu_threads import FORK_GATE
+from pyg_direct.loader.prefetch.drivers import FORK_GATE
 from pyg_direct.profiling import LaneSpans, trace
 from pyg_direct.runtime.host.memory_sizes import count_cores
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_direct.dynamic.conv_operators import Factors, Operator
 from pyg_direct.dynamic.device_caches import (
     Budget,
     MatrixCache,
@@ -27,7 +26,15 @@ from pyg_direct.dynamic.device_caches import (
 )
 from pyg_direct.dynamic.matrix_group import build_group, check_groups, describe_edges, lay_apart
 from pyg_direct.dynamic.overlapped_work import Ahead, CopyStream, Timeline, take_turns
-from pyg_direct.dynamic.sequence_edges import Parts, SequenceEdges, check_limit, find_alike, is_weighted
+from pyg_direct.dynamic.sequence_edges import (
+    Factors,
+    Operator,
+    Parts,
+    SequenceEdges,
+    check_limit,
+    find_alike,
+    is_weighted,
+)
 from pyg_direct.errors import ArgumentError
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.rows.upload import upload_large

@@ -20,7 +20,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.ops.rows.gather_rows import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow, list_layout
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.runtime.host.lazy_dict import LazyDict
+from pyg_direct.runtime.host.tensor_views import LazyDict
 
 # One Python step for all features, in every batch.
 _READ_SERVED, _READ_TIER, _READS_ALL = attrgetter("served"), attrgetter("tier"), attrgetter("reads_all")

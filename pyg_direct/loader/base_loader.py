@@ -34,8 +34,7 @@ from pyg_direct.loader.collate.attributes import find_learned, has_learned
 from pyg_direct.loader.collate.stale_rows import FreshRows, are_current, were_written
 from pyg_direct.loader.memory_placement import Placed, describe as describe_places
 from pyg_direct.loader.prefetch.batch_groups import SharedFetch, SharedRows, SuperBatch
-from pyg_direct.loader.prefetch.cpu_threads import Background
-from pyg_direct.loader.prefetch.gpu_streams import Pipeline, take_memory
+from pyg_direct.loader.prefetch.drivers import Background, Pipeline, take_memory
 from pyg_direct.loader.profiler import EpochRecord, Stages, ending
 from pyg_direct.object_text import describe, show_count, show_options, show_parts
 from pyg_direct.ops.argument_checks import check_count, check_ids

@@ -18,11 +18,11 @@ from torch_geometric.loader import (
 from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.loader.arguments import WorkerOptions
 from pyg_direct.loader.collate.dense_batches import DenseCollection, StaticCollection
 from pyg_direct.loader.collate.graph_batches import GraphCollection
 from pyg_direct.loader.collate.graph_sources import Source, read_source
 from pyg_direct.loader.graph_loader import GraphLoader
-from pyg_direct.loader.option_types import WorkerOptions
 from pyg_direct.nn.sorted_edges import register_graphs
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.typing import Device

@@ -30,8 +30,7 @@ from pyg_direct.loader.batch_sampler import Seeds, can_share
 from pyg_direct.loader.collate.graph_columns import move_all
 from pyg_direct.loader.collate.graph_sources import OneByOneError, Source, read_source
 from pyg_direct.loader.memory_placement import Placed
-from pyg_direct.loader.prefetch.batch_groups import SharedRows
-from pyg_direct.loader.prefetch.graph_groups import GraphGroups, Made
+from pyg_direct.loader.prefetch.batch_groups import GraphGroups, Made, SharedRows
 from pyg_direct.loader.profiler import EpochRecord, Stages
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.profiling import show_bytes

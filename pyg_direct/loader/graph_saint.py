@@ -20,9 +20,9 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.kernels.batch_counters import WALK_START_DRAW
+from pyg_direct.loader.arguments import ShuffledOptions
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import InducedLoader, load_saved, save_whole
-from pyg_direct.loader.option_types import ShuffledOptions
 from pyg_direct.loader.prefetch.batch_groups import Work
 from pyg_direct.ops.argument_checks import check_count, check_flag
 from pyg_direct.ops.sampling.draw_random import draw_below

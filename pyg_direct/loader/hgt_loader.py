@@ -11,9 +11,9 @@ from torch_geometric.loader import HGTLoader as PygHGTLoader
 from typing_extensions import Unpack
 
 from pyg_direct.features.feature_store import FeatureStore
+from pyg_direct.loader.arguments import TorchOptions
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.node_loader import NodeLoader
-from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.ops.argument_checks import checks_keywords
 from pyg_direct.sampler.graph_reader import InputNodes, settle_filter
 from pyg_direct.sampler.hgt_sampler import HGTSampler, Samples

@@ -35,9 +35,9 @@ from pyg_direct.features.spilled_rows import SpilledRows
 from pyg_direct.features.tiers.disk import file_of
 from pyg_direct.graph.placed_topology import place_array
 from pyg_direct.graph.pyg_edges import find_edges
+from pyg_direct.loader.arguments import InferenceLoaderOptions, InferOptions
 from pyg_direct.loader.base_loader import EpochLoader
 from pyg_direct.loader.neighbor_loader import NeighborLoader
-from pyg_direct.loader.option_types import InferenceLoaderOptions, InferOptions
 from pyg_direct.loader.profiler import ending
 from pyg_direct.loader.receptive_field import Graph, Reach, edges_of, find_reach, gives_each_row
 from pyg_direct.ops.rows.gather_rows import DEFAULT_BLOCKS, blocks_for_rows, gather_rows

@@ -20,20 +20,19 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.row_dtypes import check_store_dtype
 from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.graph.placed_topology import ListReads
-from pyg_direct.loader.arguments import check_custom_cls, check_stores, settle_workers
+from pyg_direct.loader.arguments import TorchOptions, check_custom_cls, check_stores, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import FEW_SEEDS, Seeds
 from pyg_direct.loader.collate.data import Attributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw
 from pyg_direct.loader.node_loader import check_input_id, check_times, join_windows
-from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
-from pyg_direct.loader.prefetch.gpu_streams import note_memory
+from pyg_direct.loader.prefetch.drivers import note_memory
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.argument_checks import check_callables, check_flag, check_ids, checks_keywords, in_short, tell_kind
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.runtime.host.lazy_dict import LazyDict
+from pyg_direct.runtime.host.tensor_views import LazyDict
 from pyg_direct.sampler.graph_reader import (
     FanoutsOf,
     Graph,

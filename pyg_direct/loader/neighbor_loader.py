@@ -19,6 +19,8 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.placed_topology import ListReads, PlacedTopology
 from pyg_direct.kernels.batch_counters import MAX_HOPS
 from pyg_direct.loader.arguments import (
+    SubGraphOptions,
+    TorchOptions,
     check_custom_cls,
     check_stores,
     is_plain,
@@ -32,9 +34,8 @@ from pyg_direct.loader.collate.data import Attributes, summarise
 from pyg_direct.loader.hot_row_ranking import check_ranking, rank_edges, rank_rows
 from pyg_direct.loader.memory_placement import Placed, keep_once
 from pyg_direct.loader.node_loader import NodeLoader, check_input_id, count_seeds, join_windows, open_loader
-from pyg_direct.loader.option_types import SubGraphOptions, TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
-from pyg_direct.loader.prefetch.gpu_streams import note_memory
+from pyg_direct.loader.prefetch.drivers import note_memory
 from pyg_direct.loader.prefetch.processes import Positions, WorkerSampler, number_items
 from pyg_direct.loader.sampler_loader import note_sample, read_positions
 from pyg_direct.nn.sorted_edges import register_hops

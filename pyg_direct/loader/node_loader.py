@@ -14,13 +14,12 @@ from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.row_dtypes import check_store_dtype
-from pyg_direct.loader.arguments import check_custom_cls, check_stores, read_input_nodes, settle_workers
+from pyg_direct.loader.arguments import TorchOptions, check_custom_cls, check_stores, read_input_nodes, settle_workers
 from pyg_direct.loader.batch_sampler import FEW_SEEDS, Seeds
 from pyg_direct.loader.hot_row_ranking import SeedDraw
-from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.ops.argument_checks import check_callables, check_ids, check_integers, in_short, tell_kind
-from pyg_direct.runtime.host.lazy_dict import LazyDict
+from pyg_direct.runtime.host.tensor_views import LazyDict
 from pyg_direct.sampler.graph_reader import Graph, InputNodes, check_graph, count_nodes, list_relations, settle_filter
 from pyg_direct.sampler.keyed_sampler import Output, OwnSampler, ask, check_sampler, device_for, is_own
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler, has_windows

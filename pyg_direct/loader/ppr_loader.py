@@ -13,20 +13,19 @@ from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
-from pyg_direct.loader.arguments import read_input_nodes
+from pyg_direct.loader.arguments import TorchOptions, read_input_nodes
 from pyg_direct.loader.base_loader import ALONE
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import InducedLoader
 from pyg_direct.loader.node_loader import count_seeds
-from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.object_text import show_count, show_options
 from pyg_direct.ops.argument_checks import check_count, check_ids, check_number
 from pyg_direct.ops.sampling.draw_walks import check_walk_length
 from pyg_direct.sampler.graph_reader import Ids, count_nodes, describe_other, read_topology
-from pyg_direct.sampling.ppr_neighbors import PendingPPR, PPRPlan, PPRRecipe, PPRSample
 from pyg_direct.sampling.random_key import EpochKey, draw_seed
+from pyg_direct.sampling.random_walks import PendingPPR, PPRPlan, PPRRecipe, PPRSample
 from pyg_direct.typing import Device
 
 # Sums of probabilities stay exact below 2**63.

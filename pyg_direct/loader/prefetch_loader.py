@@ -14,7 +14,7 @@ from torch_geometric.loader import CachedLoader as PygCachedLoader, PrefetchLoad
 from pyg_direct.errors import ArgumentTypeError, DeviceError
 from pyg_direct.loader.base_loader import EpochLoader
 from pyg_direct.loader.collate.graph_columns import move_all
-from pyg_direct.loader.prefetch.gpu_streams import hold_for
+from pyg_direct.loader.prefetch.drivers import hold_for
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import side_streams

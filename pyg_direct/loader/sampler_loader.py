@@ -19,13 +19,12 @@ from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds, can_share
 from pyg_direct.loader.collate.attributes import without_edge_attributes
-from pyg_direct.loader.collate.data import Attributes
+from pyg_direct.loader.collate.data import Attributes, StoreAttributes
 from pyg_direct.loader.collate.hetero_data import HeteroAttributes, note_typed
-from pyg_direct.loader.collate.stores import StoreAttributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw, rank_sampled
 from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, HOST_ROOM, GrowingTogether, SharedRows, Together, Work
-from pyg_direct.loader.prefetch.gpu_streams import note_memory
+from pyg_direct.loader.prefetch.drivers import note_memory
 from pyg_direct.nn.sorted_edges import register_batch
 from pyg_direct.object_text import show_fanouts
 from pyg_direct.ops.argument_checks import as_ids, check_ids

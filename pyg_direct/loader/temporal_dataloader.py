@@ -14,11 +14,10 @@ from torch_geometric.loader import TemporalDataLoader as PygTemporalDataLoader
 from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
-from pyg_direct.loader.arguments import settle_workers
+from pyg_direct.loader.arguments import WorkerOptions, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, is_said_anew, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.memory_placement import Placed
-from pyg_direct.loader.option_types import WorkerOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.object_text import show_count, show_options

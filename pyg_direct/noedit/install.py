@@ -46,7 +46,7 @@ from pyg_direct.ops.run_kernel import is_ordinary
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.memory_sizes import check_size
-from pyg_direct.sampling.negative_edges import sample_batched_negative_edges, sample_negative_edges
+from pyg_direct.sampling.negative_links import sample_batched_negative_edges, sample_negative_edges
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.typing import Device
 

@@ -16,8 +16,15 @@ from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.object_text import one_line
 from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.ops.sampling.find_induced import Candidates, NeighborLists, count_inside, enter_set
-from pyg_direct.ops.sampling.find_induced_groups import Sets, enter_ranges, enter_sets
+from pyg_direct.ops.sampling.find_induced import (
+    Candidates,
+    NeighborLists,
+    Sets,
+    count_inside,
+    enter_ranges,
+    enter_set,
+    enter_sets,
+)
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling.sampling_options import Sample
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
 from pyg_direct.noedit import install
-from tests.loader.prefetch.test_cpu_threads import PROGRAM as WORKS_ON
+from tests.loader.prefetch.drivers.test_cpu_threads import PROGRAM as WORKS_ON
 from tests.warm import WarmPython
 
 # Old and new versions are tried with the other cases: each starts two processes.

@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Factors, Mean, Sum
 from pyg_direct.dynamic.matrix_group import FORMS, build_group, choose_values, describe_edges, lay_apart
+from pyg_direct.dynamic.sequence_edges import GCN, Chebyshev, Factors, Mean, Sum
 from pyg_direct.dynamic.snapshot import join_edges
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.snapshots.aggregate import aggregate_snapshots

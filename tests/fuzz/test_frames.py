@@ -5,7 +5,7 @@ from random import Random
 import pytest
 import torch
 
-from pyg_direct.dynamic.conv_operators import GCN
+from pyg_direct.dynamic.sequence_edges import GCN
 from tests.fuzz.case import Case
 from tests.fuzz.frames import _Model, reorder, run_reference
 from tests.fuzz.snapshots import make_snapshots

@@ -13,7 +13,7 @@ from torch_geometric.nn import MessagePassing, aggr
 from torch_geometric.utils import scatter, softmax
 
 from pyg_direct import accelerate
-from pyg_direct.nn import any_convolution, known_targets
+from pyg_direct.nn import any_convolution, any_convolution as known_targets
 from pyg_direct.nn.sorted_edges import register_sorted
 from tests.nn.convolutions import EDGES, NODES, WIDTH, Batch, assert_near, note_forward
 

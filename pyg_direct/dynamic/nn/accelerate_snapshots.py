@@ -18,9 +18,9 @@ from torch import Tensor
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.dynamic import nn
-from pyg_direct.dynamic.conv_operators import GCN, Mean, Operator, Sum
-from pyg_direct.dynamic.nn.chebyshev import combine, make_chebyshev
+from pyg_direct.dynamic.nn.gated_units import combine, make_chebyshev
 from pyg_direct.dynamic.nn.sparse_conv import Located, convolve_located, expand_chebyshev, locate
+from pyg_direct.dynamic.sequence_edges import GCN, Mean, Operator, Sum
 from pyg_direct.errors import ArgumentTypeError, needs_extra
 from pyg_direct.nn.dispatch import STEPS
 from pyg_direct.nn.module_state import attach

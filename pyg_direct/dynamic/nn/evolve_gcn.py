@@ -15,9 +15,9 @@ from torch.nn import GRU
 from torch_geometric.nn import TopKPooling
 from torch_geometric.nn.inits import glorot
 
-from pyg_direct.dynamic.conv_operators import GCN
 from pyg_direct.dynamic.nn.recurrent_step import get_parameters, set_apart, step_gates, step_gates_backward, step_gru
 from pyg_direct.dynamic.nn.sparse_conv import check_rows, convolve, convolve_located, convolve_plain, locate
+from pyg_direct.dynamic.sequence_edges import GCN
 from pyg_direct.ops.run_kernel import is_asked_again, pull_by_torch
 
 

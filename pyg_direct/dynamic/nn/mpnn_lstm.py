@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from pyg_direct.dynamic.conv_operators import GCN, Operator
 from pyg_direct.dynamic.nn.recurrent_step import (
     get_parameters,
     is_single,
@@ -28,6 +27,7 @@ from pyg_direct.dynamic.nn.recurrent_step import (
     set_apart,
 )
 from pyg_direct.dynamic.nn.sparse_conv import Located, convolve, locate
+from pyg_direct.dynamic.sequence_edges import GCN, Operator
 from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
 from pyg_direct.ops.aggregate.apply_batch_norm import normalise_on_gpu, pull_normalised, suits_grid
 from pyg_direct.ops.aggregate.products import multiply, multiply_columns

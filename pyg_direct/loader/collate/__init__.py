@@ -1,8 +1,8 @@
-"""Content of a batch: rows and slices of each attribute of `Data` (`data.py`), `HeteroData` and stores.
+"""Content of a batch: rows and slices of each attribute of `Data` (`data.py`), stores, and `HeteroData`.
 
 - `attributes.py`: attributes of a graph, and copies of PyG's graphs.
 - `graph_batches.py`: batches of many small graphs, and `batches_together.py` several of them. `graph_sources.py` reads
-  their data set, and `graph_marks.py` notes writes to its graphs. `graph_collation.py` joins graphs into the columns of
-  `graph_columns.py`, by `joined_values.py`. `dense_batches.py` stacks graphs.
+  their data set. `graph_collation.py` joins graphs into the columns of `graph_columns.py`. `dense_batches.py` stacks
+  graphs.
 - `stale_rows.py`: rows that a training loop writes back.
 """

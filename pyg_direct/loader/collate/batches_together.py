@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_direct.loader.collate.graph_collation import GraphStore
 from pyg_direct.loader.collate.graph_columns import Chosen, Column, Numbers, Objects, Rows, Steps
 from pyg_direct.loader.collate.graph_sources import SPECIAL, find_store
-from pyg_direct.ops.rows.batches_of_graphs import BatchesOfGraphs, Layout, MadeRows, RowBegins, RowNumbers, TableRows
+from pyg_direct.ops.rows.graph_rows import BatchesOfGraphs, Layout, MadeRows, RowBegins, RowNumbers, TableRows
 
 # Lists of one number per graph on the CPU: 0, 1, 2, ... B; zeros; first rows of a group; their pairs; or sums of steps.
 _EACH, _NONE, _SLICES, _SUMS, _STEPS = "each", "none", "slices", "sums", "steps"

@@ -21,10 +21,12 @@ from pyg_direct.loader.collate.graph_columns import (
     Objects,
     Rows,
     Steps,
+    count_rows,
     is_addable,
+    join_rows,
+    stack_values,
 )
 from pyg_direct.loader.collate.graph_sources import SPECIAL, Leaf, OneByOneError, Source, find_store
-from pyg_direct.loader.collate.joined_values import count_rows, join_rows, stack_values
 from pyg_direct.profiling import show_bytes
 from pyg_direct.runtime.host.memory_sizes import HOST_SHARE, available_bytes
 

@@ -19,11 +19,17 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hot_rows import Listing
 from pyg_direct.features.multi_read import TypedRows
 from pyg_direct.graph.hetero_topo import HeteroTopo, tell_apart
-from pyg_direct.loader.collate.attributes import PlacedRows, Slicer, check_rows, choose_slicer, slice_adjacency
+from pyg_direct.loader.collate.attributes import (
+    FrameRows,
+    PlacedRows,
+    Slicer,
+    check_rows,
+    choose_slicer,
+    slice_adjacency,
+)
 from pyg_direct.loader.collate.data import copy_store
-from pyg_direct.loader.collate.frames import FrameRows
 from pyg_direct.loader.collate.stale_rows import Marks
-from pyg_direct.runtime.host.lazy_dict import LazyDict
+from pyg_direct.runtime.host.tensor_views import LazyDict
 from pyg_direct.sampler.graph_reader import place_rows, refuse_features
 from pyg_direct.sampler.keyed_sampler import PackedOutput
 from pyg_direct.sampling.hetero_sample import GeneralSample

@@ -19,7 +19,7 @@ import torch
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.prefetch.batch_groups import HOST_ROOM, Work, count_bytes
-from pyg_direct.loader.prefetch.gpu_streams import hold_for, take_memory
+from pyg_direct.loader.prefetch.drivers import hold_for, take_memory
 from pyg_direct.runtime.comm.communicator import Communicator, Unawaited
 
 # Bytes of the batches of a step, unless it is one batch.

@@ -14,7 +14,7 @@ from torch_geometric.nn.dense import HeteroLinear
 from pyg_direct.nn import paths
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
-from pyg_direct.nn.hetero.unused_types import drop_relations, find_types_of_pass
+from pyg_direct.nn.hetero.hetero_conv import drop_relations, find_types_of_pass
 from pyg_direct.nn.linear import multiply_heads
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch
 from pyg_direct.nn.trimming import has_hooks

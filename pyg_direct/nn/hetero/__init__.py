@@ -1,9 +1,9 @@
 """Layers over many relations, joined into one.
 
-- `hetero_conv.py`: HeteroConv and models of `to_hetero`; the convolutions of a layer called together.
+- `hetero_conv.py`: HeteroConv and models of `to_hetero`; the convolutions of a layer called together,
+  and results of a layer that nothing in a recorded pass reads.
 - `attention.py`: attention over the relations of a layer, added up by type.
 - `joined_edges.py`: edges of relations one after the other, and their results.
-- `unused_types.py`: results of a layer that nothing in a recorded pass reads.
 
 The form of a convolution over several relations is in its own file, `conv/X.py`.
 """

@@ -5,9 +5,9 @@ Nodes and edges of each hop have their own places, for each type of nodes and ea
 unused places hold nodes that lead only to themselves. With types they hold nodes that lead only to such nodes. They
 change no result of a model that reads only nodes and their neighbors.
 
-In a batch of graphs, nodes after those of the batch belong to one more graph, and edges after those of the batch are
-loops of them. Edges are sorted by target, as a sampled batch has them, so that both take one layout. `masked_norms`
-lets batch normalization leave the padding out.
+In a batch of graphs, unused nodes belong to one more graph, and unused edges are loops of them. Edges are sorted by
+target, as a sampled batch has them, so that both take one layout. `masked_norms` lets batch normalization leave the
+padding out.
 """
 
 from __future__ import annotations

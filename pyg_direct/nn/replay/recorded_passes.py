@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch_geometric.nn import HeteroConv, HGTConv
 
 from pyg_direct.errors import describe
-from pyg_direct.nn.hetero.unused_types import TypesOfPass
+from pyg_direct.nn.hetero.hetero_conv import TypesOfPass
 from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors, read_version
 from pyg_direct.nn.replay.model_call import Call, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper

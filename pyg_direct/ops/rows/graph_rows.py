@@ -3,6 +3,10 @@
 `GraphRows` reads them by CPU loops, `GraphRowsOnGpu` by one launch.
 
 `LoopChoice` lets torch join the batches of short programs, which need no compiler then.
+
+Rows of several batches come to a GPU by one copy and one launch. Places, sizes and addresses of all batches are
+computed together. What is left for each batch are a few calls of torch, for any number of graphs. Each batch has memory
+of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -252,3 +257,253 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 def _threads_for(num_bytes: int) -> threads_for:
     """One thread for loops that write few bytes, and where torch has one thread."""
     return threads_for(FEW_ITEMS if torch.get_num_threads() == 1 else num_bytes // LIGHT)
+
+
+# Columns begin at multiples of so many bytes, the largest item that kernels read.
+_ALIGNED = 16
+_NUMBER = np.dtype(np.int64)
+
+
+class TableRows(NamedTuple):
+    """Rows of a table.
+
+    Attributes:
+        table: Contiguous, on the GPU.
+        dim: Dimension of the rows.
+        group: Group of the table; None for one row per graph.
+        added: Numbers to add to the items of each graph, for int64 tables whose rows are their last dimension. One
+            group adds the first row of the graph in the batch. Two groups do so for each of two lines. Steps of all
+            graphs, int64 `[G, 1]` or `[G, L]` for L lines, add the sum over the graphs before. None adds nothing.
+    """
+
+    table: Tensor
+    dim: int
+    group: int | None
+    added: Sequence[int] | np.ndarray | None = None
+
+
+class RowNumbers(NamedTuple):
+    """Index of the graph of each row in a group of tables, int64 `[total]`."""
+
+    group: int
+
+
+class RowBegins(NamedTuple):
+    """First row of each graph in a group of tables, and the end, int64 `[B + 1]`."""
+
+    group: int
+
+
+Layout = TableRows | RowNumbers | RowBegins
+
+
+class MadeRows(NamedTuple):
+    """Rows of n batches, of at most B graphs.
+
+    Attributes:
+        numbers: Numbers of the graphs of each batch, int64 `[n, B]`; behind a smaller batch follow others.
+        counts: Graphs of each batch.
+        ptr: First row of each graph in its batch, and the end, for each group, int64 `[K, n, B + 1]`.
+        values: Columns of each batch.
+        memory: Tensors that own the memory of each batch: of its rows, and of what has one row per graph.
+    """
+
+    numbers: np.ndarray
+    counts: list[int]
+    ptr: np.ndarray
+    values: list[list[Tensor]]
+    memory: list[list[Tensor]]
+
+
+class _Piece:
+    """Memory of some columns of a batch: those of one dtype lie side by side.
+
+    Args:
+        columns: Indices of the columns.
+        dtypes: Dtype of each column, of all columns.
+    """
+
+    def __init__(self, columns: Sequence[int], dtypes: Sequence[torch.dtype]) -> None:
+        self.columns = sorted(columns, key=lambda column: str(dtypes[column]))
+        self.regions = {dtypes[column]: [other for other in self.columns if dtypes[other] == dtypes[column]]
+                        for column in self.columns}  # fmt: skip
+
+
+class BatchesOfGraphs:
+    """Reader of the rows of the graphs of several batches.
+
+    Args:
+        spans: First row of each graph in each group, then its number of rows in each, int64 `[G, 2 * K]` on the CPU.
+        layouts: The columns of a batch.
+        device: The GPU of tables and batches.
+    """
+
+    def __init__(self, spans: Tensor, layouts: Sequence[Layout], device: torch.device) -> None:
+        self._spans, self._num_groups, self._device = spans.numpy(), spans.shape[1] >> 1, device
+        self._layouts = list(layouts)
+        tables = [own if isinstance(own, TableRows) else None for own in layouts]
+        self._shapes = [[0] if own is None else list(own.table.shape) for own in tables]
+        self._dims = [0 if own is None else own.dim for own in tables]
+        dtypes = [torch.int64 if own is None else own.table.dtype for own in tables]
+        self._item_bytes = np.array([dtype.itemsize for dtype in dtypes], _NUMBER)
+        # Items of a row, in all lines.
+        self._widths = np.array([math.prod(shape[:dim] + shape[dim + 1 :])
+                                 for shape, dim in zip(self._shapes, self._dims, strict=True)], _NUMBER)  # fmt: skip
+        self._counted = np.array([self._find_counted(own) for own in layouts], _NUMBER)
+        # A program may keep labels of all batches: they do not keep the memory of the rows.
+        of_graphs = [place for place, own in enumerate(layouts) if own.group is None]
+        of_rows = [place for place, own in enumerate(layouts) if own.group is not None]
+        self._pieces = [_Piece(columns, dtypes) for columns in (of_rows, of_graphs) if columns]
+
+    def _find_counted(self, layout: Layout) -> int:
+        """Find the place of a column's number of rows: behind those of all groups are the number of graphs, and one
+        more.
+        """
+        if layout.group is None:
+            return self._num_groups
+        return self._num_groups + 1 if isinstance(layout, RowBegins) else layout.group
+
+    def is_current(self) -> bool:
+        """Check that the tables have the shapes that they had, and need no gradient."""
+        return all(list(own.table.shape) == shape and own.table.is_contiguous() and not own.table.requires_grad
+                   for own, shape in zip(self._layouts, self._shapes, strict=True)
+                   if isinstance(own, TableRows))  # fmt: skip
+
+    def read(self, batches: Sequence[Tensor], most_bytes: int) -> MadeRows:
+        """Read the rows of the first batches, as many as take `most_bytes` on the GPU, and of at least one.
+
+        Args:
+            batches: Numbers of the graphs of each batch, int64 `[B]` on the CPU, below G; at least one batch and graph.
+        """
+        counts = list(map(len, batches))
+        numbers = _join_numbers(batches, counts)
+        firsts, ptr = self._place(numbers, counts)
+        ends = ptr[:, range(len(counts)), counts]
+        rows = np.concatenate((ends, [counts], [[count + 1 for count in counts]]))[self._counted]
+        items = rows * self._widths[:, None]
+        # Up to the beginning of the next column.
+        spaces = -(-items * self._item_bytes[:, None] // _ALIGNED) * _ALIGNED
+        fitting = max(1, int(np.searchsorted(spaces.sum(0).cumsum(), most_bytes, "right")))
+        if fitting < len(batches):
+            return self.read(batches[:fitting], most_bytes)
+        addresses = np.zeros(rows.shape, _NUMBER)
+        values: list[list[Any]] = [[None] * len(self._layouts) for _ in batches]
+        memory: list[list[Tensor]] = [[] for _ in batches]
+        for piece in self._pieces:
+            self._allocate(piece, rows, items, spaces, values, memory, addresses)
+        if self._layouts:
+            words = self._write_words(addresses, numbers, np.array(counts), firsts, ptr)
+            grid = grid_for(addresses.size * numbers.shape[1] * kernels.LANES, memory[0][0])
+            run_gpu(kernels.collate_graphs_gpu, grid, to_device(torch.from_numpy(words), self._device),
+                    numbers.shape[1], addresses.size)  # fmt: skip
+        return MadeRows(numbers, counts, ptr, values, memory)
+
+    def _place(self, numbers: np.ndarray, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Compute the first row of each graph in the tables, int64 `[K, n, B]`, and `ptr` of `MadeRows`."""
+        own = self._spans[numbers].transpose(2, 0, 1)
+        sizes = own[self._num_groups :]
+        if min(counts) < numbers.shape[1]:
+            sizes = sizes * (np.arange(numbers.shape[1]) < np.array(counts)[:, None])
+        ptr = np.zeros((self._num_groups, len(counts), numbers.shape[1] + 1), _NUMBER)
+        np.cumsum(sizes, axis=2, out=ptr[:, :, 1:])
+        return own[: self._num_groups], ptr
+
+    def _allocate(self, piece: _Piece, rows: np.ndarray, items: np.ndarray, spaces: np.ndarray,
+                  values: list[list[Any]], memory: list[list[Tensor]], addresses: np.ndarray) -> None:  # fmt: skip
+        """Allocate some columns of all batches."""
+        own = spaces[piece.columns]
+        ends = own.cumsum(0)
+        addresses[piece.columns] = ends - own
+        sizes = []
+        for columns in piece.regions.values():
+            # Each column, and the gap behind it.
+            gaps = spaces[columns] // self._item_bytes[columns, None] - items[columns]
+            sizes.append(np.stack((items[columns], gaps), 2).transpose(1, 0, 2).reshape(len(values), -1).tolist())
+        of_regions = [[spaces[columns].sum(0).tolist()] for columns in piece.regions.values()]
+        widths, row_counts = list(zip(*(own[0] for own in of_regions), strict=True)), rows.T.tolist()
+        is_single = len(piece.regions) == 1
+        begins = []
+        for place, whole in enumerate(ends[-1].tolist()):
+            if is_single:
+                (dtype,) = piece.regions
+                made = torch.empty(whole // dtype.itemsize, dtype=dtype, device=self._device)
+                parts: Any = (made,)
+            else:
+                made = torch.empty(whole, dtype=torch.uint8, device=self._device)
+                parts = torch.unsafe_split_with_sizes(made, widths[place])
+            memory[place].append(made)
+            begins.append(made.data_ptr())
+            for (dtype, columns), part, cuts in zip(piece.regions.items(), parts, sizes, strict=True):
+                # Not views: writes to one column do not count for another.
+                cut = torch.unsafe_split_with_sizes(part if is_single else part.view(dtype), cuts[place])
+                for index, column in enumerate(columns):
+                    shape = self._shapes[column]
+                    value = cut[2 * index]
+                    if len(shape) > 1:
+                        dim = self._dims[column]
+                        value = value.view(*shape[:dim], row_counts[place][column], *shape[dim + 1 :])
+                    values[place][column] = value
+        addresses[piece.columns] += np.array(begins, _NUMBER)
+
+    def _write_words(self, addresses: np.ndarray, numbers: np.ndarray, counts: np.ndarray, firsts: np.ndarray,
+                     ptr: np.ndarray) -> np.ndarray:  # fmt: skip
+        """Write the words of the kernel: the numbers of a `Column` for each column and batch, then the lists."""
+        count, most = numbers.shape
+        batches = np.arange(count, dtype=_NUMBER)
+        steps: list[np.ndarray] = []
+        begin_of_ptr = numbers.size + firsts.size
+        length = begin_of_ptr + ptr.size
+
+        def find_ptr(group: int) -> np.ndarray:
+            return begin_of_ptr + (group * count + batches) * (most + 1)
+
+        columns = np.zeros((len(self._layouts), count, kernels.COLUMN), _NUMBER)
+        for place, (layout, shape) in enumerate(zip(self._layouts, self._shapes, strict=True)):
+            group = layout.group
+            begins: Any = batches * most if group is None else numbers.size + (group * count + batches) * most
+            own: Any = -1 if group is None else find_ptr(group)
+            if isinstance(layout, RowBegins):
+                words: tuple[Any, ...] = (0, 0, kernels.LISTED, own, -1, 3, 1, counts + 1, 0, counts)
+            elif isinstance(layout, RowNumbers):
+                words = 0, 0, kernels.NUMBERED, begins, own, 3, 1, 1, 0, counts
+            else:
+                table, dim, added = layout.table, layout.dim, layout.added
+                address, shifts, stride = table.data_ptr(), np.zeros(1, _NUMBER), 0
+                if added is None:
+                    row_bytes = math.prod(shape[dim + 1 :]) * table.element_size()
+                    # The largest items that lie at multiples of their size.
+                    bits = ((row_bytes | address | _ALIGNED) & -(row_bytes | address | _ALIGNED)).bit_length() - 1
+                    kind, width = kernels.COPIED, row_bytes >> bits
+                else:
+                    kind, bits, width = kernels.SHIFTED, 3, 1
+                    if isinstance(added, np.ndarray):
+                        sums = _sum_before(added[numbers])
+                        shifts, stride = length + batches * sums[0].size, most if added.shape[1] > 1 else 0
+                        steps.append(sums.transpose(0, 2, 1).reshape(-1))
+                        length += sums.size
+                    else:
+                        # The other list may lie before the first one.
+                        shifts, stride = find_ptr(added[0]), (added[-1] - added[0]) * count * (most + 1)
+                words = (0, address, kind, begins, own, bits, width, math.prod(shape[:dim]), shape[dim], counts,
+                         shifts, stride)  # fmt: skip
+            for at, number in enumerate(words):
+                columns[place, :, at] = number
+        columns[:, :, 0] = addresses
+        return np.concatenate([columns.reshape(-1), numbers.reshape(-1), firsts.reshape(-1), ptr.reshape(-1), *steps])
+
+
+def _join_numbers(batches: Sequence[Tensor], counts: Sequence[int]) -> np.ndarray:
+    """Join the numbers of batches, int64 `[n, B]`, with any number of a graph behind a smaller batch."""
+    if min(counts) == max(counts):
+        return torch.cat(list(batches)).numpy().reshape(len(counts), -1)
+    numbers = np.full((len(counts), max(counts)), int(batches[0][0]), _NUMBER)
+    for own, batch in zip(numbers, batches, strict=True):
+        own[: len(batch)] = batch.numpy()
+    return numbers
+
+
+def _sum_before(steps: np.ndarray) -> np.ndarray:
+    """Sum the steps of the graphs before each one in its batch, int64 `[n, B, L]`."""
+    sums = np.zeros_like(steps)
+    np.cumsum(steps[:, :-1], axis=1, out=sums[:, 1:])
+    return sums

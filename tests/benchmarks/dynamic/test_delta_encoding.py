@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 
 from benchmarks.dynamic.delta_encoding import apply_delta, find_delta
-from pyg_direct.dynamic.conv_operators import GCN, Sum
+from pyg_direct.dynamic.sequence_edges import GCN, Sum
 from tests.snapshots import drawn_snapshots, make_snapshots, order_snapshots
 
 

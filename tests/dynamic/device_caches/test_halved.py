@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pyg_direct.dynamic import stream
-from pyg_direct.dynamic.conv_operators import GCN
 from pyg_direct.dynamic.nn import TGCN
+from pyg_direct.dynamic.sequence_edges import GCN
 from pyg_direct.ops.snapshots import aggregate as ops
 from tests.dynamic.stream.test_stream import CHANNELS, NODES, make_list
 

@@ -5,8 +5,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct.dynamic import snapshot_plan, stream
-from pyg_direct.dynamic.conv_operators import Sum
 from pyg_direct.dynamic.device_caches import Candidate, choose_among, choose_kept, count_entries
+from pyg_direct.dynamic.sequence_edges import Sum
 from pyg_direct.errors import MemoryLimitError
 from pyg_direct.ops.snapshots import aggregate as snapshot_kernels
 from tests.frames import NODES, TIMES, make_signal, make_trainer

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic.conv_operators import GCN
 from pyg_direct.dynamic.device_caches import Budget, MatrixCache
 from pyg_direct.dynamic.matrix_group import build_group
 from pyg_direct.dynamic.overlapped_work import CopyStream
+from pyg_direct.dynamic.sequence_edges import GCN
 from pyg_direct.dynamic.snapshot import order_edges
 from tests.snapshots import make_snapshots
 

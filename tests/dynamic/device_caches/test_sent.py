@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic.conv_operators import GCN, Mean, Sum
 from pyg_direct.dynamic.device_caches import Budget, MatrixCache, Sent
 from pyg_direct.dynamic.matrix_group import FORMS, build_group
 from pyg_direct.dynamic.overlapped_work import CopyStream
+from pyg_direct.dynamic.sequence_edges import GCN, Mean, Sum
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.snapshots.packed import PackedCSR
 from pyg_direct.ops.snapshots.slice_csr import SlicedCSR

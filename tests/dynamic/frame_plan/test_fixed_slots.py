@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from pyg_direct.dynamic import frame_plan
-from pyg_direct.dynamic.conv_operators import GCN, Factors, Mean, Sum
 from pyg_direct.dynamic.frame_plan import Slots
-from pyg_direct.dynamic.sequence_edges import Parts
+from pyg_direct.dynamic.sequence_edges import GCN, Factors, Mean, Parts, Sum
 from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
 from tests.snapshots import make_snapshots
 

@@ -6,7 +6,7 @@ from torch_geometric.data import Data
 
 from pyg_direct.dynamic import nn as ours, stream
 from pyg_direct.dynamic.lazy_tensor import find_tag
-from pyg_direct.dynamic.nn import sparse_conv, t_gcn
+from pyg_direct.dynamic.nn import gated_units as t_gcn, sparse_conv
 from pyg_direct.errors import ArgumentError
 from tests.snapshots import make_snapshots
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from pyg_direct.dynamic import sequence_edges, snapshot_plan, stream
-from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Mean, Sum, Walk
 from pyg_direct.dynamic.nn import TGCN
-from pyg_direct.dynamic.sequence_edges import SequenceEdges
+from pyg_direct.dynamic.sequence_edges import GCN, Chebyshev, Mean, SequenceEdges, Sum, Walk
 from pyg_direct.dynamic.snapshot_plan import APART, choose_form, choose_size
 from pyg_direct.errors import IdError
 from pyg_direct.ops.snapshots.slice_csr import unite

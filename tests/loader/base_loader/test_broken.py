@@ -21,7 +21,7 @@ from pyg_direct import (
     save_rows,
 )
 from pyg_direct.compiler.jit import CpuKernel
-from pyg_direct.loader.prefetch.cpu_threads import Background
+from pyg_direct.loader.prefetch.drivers import Background
 from tests.batches import make_data
 from tests.graphs import make_random_graph
 from tests.hetero_data import make_hetero

@@ -9,7 +9,7 @@ import torch
 
 from pyg_direct import Feature, NeighborLoader
 from pyg_direct.errors import CudaError, MemoryLimitError, PlacementWarning
-from pyg_direct.loader.prefetch.gpu_streams import Pipeline
+from pyg_direct.loader.prefetch.drivers import Pipeline
 from pyg_direct.sampling.sampling_options import empty_sample
 from tests.batches import hash_batches, make_data
 from tests.graphs import make_random_graph

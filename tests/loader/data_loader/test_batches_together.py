@@ -17,7 +17,7 @@ from pyg_direct.loader import DataLoader
 from pyg_direct.loader.collate import graph_batches
 from pyg_direct.loader.collate.batches_together import BatchesTogether
 from pyg_direct.loader.collate.graph_batches import GraphCollection
-from pyg_direct.ops.rows import batches_of_graphs
+from pyg_direct.ops.rows import graph_rows as batches_of_graphs
 from tests import cuda_on_cpu
 from tests.loader.data_loader.small_graphs import InMemory, assert_equal_batches, make_molecules, make_pairs, make_typed
 

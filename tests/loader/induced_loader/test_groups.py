@@ -9,8 +9,8 @@ from torch_geometric.data import Data
 from pyg_direct import ClusterData, ClusterLoader, PPRLoader, RandomNodeLoader
 from pyg_direct.loader import induced_loader
 from pyg_direct.ops.run_kernel import runs_on_gpu
+from tests.loader.cluster_loader.test_cluster_loader import assert_equal
 from tests.loader.induced_loader.test_induced_loader import LOADERS
-from tests.loader.test_cluster_loader import assert_equal
 
 GENERATOR = torch.Generator().manual_seed(1)
 DATA = Data(x=torch.rand(40, 3, generator=GENERATOR), y=torch.arange(40), edge_attr=torch.arange(200),

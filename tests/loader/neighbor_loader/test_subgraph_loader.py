@@ -5,7 +5,7 @@ from torch_geometric.utils import subgraph
 from pyg_direct import SubGraphLoader
 from pyg_direct.errors import ArgumentError
 from tests.hetero_data import check_rows, make_hetero
-from tests.loader.test_shadow_loader import make_data
+from tests.loader.induced_loader.test_shadow_loader import make_data
 
 
 @pytest.mark.parametrize("num_neighbors", [None, [3, 2], [-1]])

@@ -7,7 +7,7 @@ import torch
 from torch_geometric.nn import Aggregation, conv as convs
 
 from pyg_direct import accelerate
-from pyg_direct.nn import any_convolution, known_targets
+from pyg_direct.nn import any_convolution
 from pyg_direct.nn.sorted_edges import register_sorted
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near, note_forward
@@ -90,7 +90,7 @@ def is_left_to_pyg(layer, args):
     asked, ours, plain = [], [], Aggregation.__call__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Aggregation, "__call__", lambda *args, **kwargs: asked.append(1) or plain(*args, **kwargs))
-        note_forward(patch, known_targets._Reduce, lambda *args: ours.append(1))
+        note_forward(patch, any_convolution._Reduce, lambda *args: ours.append(1))
         made = layer(*args)
     return made, bool(asked) and not ours
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch_geometric.utils import batched_negative_sampling, negative_sampling, to_undirected
 
-from pyg_direct.sampling import negative_edges
-from pyg_direct.sampling.negative_edges import sample_batched_negative_edges, sample_negative_edges
+from pyg_direct.sampling import negative_links as negative_edges
+from pyg_direct.sampling.negative_links import sample_batched_negative_edges, sample_negative_edges
 
 SIZES = (8, 9, 5, 20, 7, 50)
 

@@ -10,7 +10,7 @@ from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.errors import LoaderWarning
-from pyg_direct.loader.prefetch.gpu_streams import hold_for, parts_of
+from pyg_direct.loader.prefetch.drivers import hold_for, parts_of
 from tests.batches import check_contract, make_data
 
 torch_frame = pytest.importorskip("torch_frame", reason="needs torch_frame", exc_type=ImportError)

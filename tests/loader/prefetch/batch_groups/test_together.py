@@ -11,7 +11,7 @@ from pyg_direct import NeighborLoader
 from pyg_direct.compiler.jit import pause_collector
 from pyg_direct.errors import IdError, PlacementWarning
 from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, GrowingTogether, Together, count_bytes
-from pyg_direct.loader.prefetch.gpu_streams import Pipeline, note_memory
+from pyg_direct.loader.prefetch.drivers import Pipeline, note_memory
 from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.sampler import NeighborSampler
 from pyg_direct.sampling.captured_plan import Finished

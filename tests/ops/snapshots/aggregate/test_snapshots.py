@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.compiler.jit import SIMULATED
-from pyg_direct.dynamic.conv_operators import GCN, Sum
 from pyg_direct.dynamic.matrix_group import build_group
+from pyg_direct.dynamic.sequence_edges import GCN, Sum
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.snapshots import aggregate as ops
 from pyg_direct.ops.snapshots.aggregate import aggregate_snapshots

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.dynamic.conv_operators import GCN, Mean, Sum
 from pyg_direct.dynamic.matrix_group import build_group
+from pyg_direct.dynamic.sequence_edges import GCN, Mean, Sum
 from pyg_direct.ops.snapshots import aggregate, aggregate as ops, slice_csr as scaled
 from tests.poison import poisoned_memory
 from tests.reference import snapshots as reference
