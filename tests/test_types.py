@@ -11,7 +11,7 @@ import pytest
 
 from pyg_direct import NeighborLoader, infer, inference_loader
 from pyg_direct.distributed import DistNeighborLoader
-from pyg_direct.loader import arguments as option_types
+from pyg_direct.loader import arguments
 from pyg_direct.loader.arguments import _TORCH_OPTIONS
 from tests.typed_calls import __file__ as CALLS
 
@@ -48,7 +48,7 @@ def test_options_by_name_are_those_of_the_constructors():
     rows = {"feature_cache", "store_dtype", "cache_policy", "cold_policy", "hotness", "presample", "ahead"}
     dist = options_of(DistNeighborLoader.__init__, "graph", "num_neighbors", "input_nodes", "subgraph_type")
 
-    named = {name: set(get_type_hints(kind)) for name, kind in vars(option_types).items() if name.endswith("Options")}
+    named = {name: set(get_type_hints(kind)) for name, kind in vars(arguments).items() if name.endswith("Options")}
 
     assert named["TorchOptions"] == TORCH
     assert named["ShuffledOptions"] == TORCH - {"batch_size"}
@@ -62,7 +62,7 @@ def test_options_by_name_are_those_of_the_constructors():
 def test_types_of_options_are_those_of_the_constructors():
     given = get_type_hints(NeighborLoader.__init__)
 
-    for name, kind in get_type_hints(option_types.SubGraphOptions).items():
+    for name, kind in get_type_hints(arguments.SubGraphOptions).items():
         if name in given:
             assert kind == given[name], name
     assert get_type_hints(inference_loader)["return"] is NeighborLoader

@@ -20,7 +20,7 @@ import torch
 from pyg_direct.cache_folder import write_whole
 from pyg_direct.errors import ArgumentError
 from pyg_direct.profiling import open_picture
-from pyg_direct.runtime.host.memory_sizes import count_cores
+from pyg_direct.runtime.host.host_memory import count_cores
 
 # Of the name of a GPU, words that its model does not need.
 _BESIDE = re.compile(r"nvidia|\d+gb|hbm\w*|sxm\w*|pcie")

@@ -37,7 +37,7 @@ from pyg_direct.ops.rows.graph_rows import LoopChoice
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import abilities
 from pyg_direct.runtime.cuda.launch import load_function
-from pyg_direct.runtime.host.memory_sizes import count_cores
+from pyg_direct.runtime.host.host_memory import count_cores
 
 _NODES, _EDGES, _WIDTH = 60, 400, 64
 _FANOUTS = [3, 2]

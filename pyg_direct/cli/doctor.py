@@ -72,7 +72,7 @@ def _read_graph(context: typer.Context, nodes: int | None, edges: int | None, fe
             raise typer.BadParameter("--features and --gpu-memory must come with --nodes and --edges")
         return None, None
     from pyg_direct.cli.advice import Graph
-    from pyg_direct.runtime.host.memory_sizes import parse_size
+    from pyg_direct.runtime.host.host_memory import parse_size
 
     if gpu_memory is not None and gpu_memory.strip().isdecimal() and int(gpu_memory) < _LEAST_BYTES:
         number = gpu_memory.strip()

@@ -32,7 +32,7 @@ from pyg_direct.progress import show_wait
 from pyg_direct.runtime.cuda.device import abilities, call, free_bytes, load_driver
 from pyg_direct.runtime.cuda.memory import choose_host_memory
 from pyg_direct.runtime.cuda.peer_memory import p2pCliqueTopo, read_link
-from pyg_direct.runtime.host.memory_sizes import available_bytes, count_cores, page_lock_limit, total_bytes
+from pyg_direct.runtime.host.host_memory import available_bytes, count_cores, page_lock_limit, total_bytes
 
 Facts = dict[str, Any]
 REQUIRED = ("torch", "torch_geometric", "numba", "numpy", "cuda-bindings")

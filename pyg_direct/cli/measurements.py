@@ -22,7 +22,7 @@ from pyg_direct.errors import PygDirectError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.runtime.host.memory_sizes import available_bytes, count_cores
+from pyg_direct.runtime.host.host_memory import available_bytes, count_cores
 
 # Bytes that the graph of ogbn-products' shape, with its copies, takes of the host at most.
 _GRAPH_BYTES = 12 << 30

@@ -29,7 +29,7 @@ from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.formation import failures_told
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import current_stream
-from pyg_direct.runtime.host.memory_sizes import check_size, give_back_freed, parse_size
+from pyg_direct.runtime.host.host_memory import check_size, give_back_freed, parse_size
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 from pyg_direct.typing import Device

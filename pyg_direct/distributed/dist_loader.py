@@ -31,13 +31,13 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
 from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.loader.arguments import DistSubGraphOptions, TorchOptions
 from pyg_direct.loader.base_loader import ALONE, make_alone, run_stages
+from pyg_direct.loader.batch_report import EpochRecord, Stages
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several
 from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
 from pyg_direct.loader.prefetch.drivers import hold_for, note_memory
 from pyg_direct.loader.prefetch.lockstep_ranks import GROUP_BYTES, GroupSize, Overlap, Steps
-from pyg_direct.loader.profiler import EpochRecord, Stages
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.sampling.draw_random import derive_key

@@ -28,10 +28,10 @@ from pyg_direct.sampler.graph_reader import Parts
 from pyg_direct.sampler.keyed_sampler import Drawn
 from pyg_direct.sampler.link_seeds import NegativeSource, check_exclusion
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler, Opened, check_choices
-from pyg_direct.sampling.link_endpoints import Excluded
 from pyg_direct.sampling.negative_links import Edges
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.sampling.sampling_options import Recipe
+from pyg_direct.sampling.seeds import Excluded
 from pyg_direct.sampling.uniform_plan import open_plan
 
 

@@ -27,9 +27,8 @@ from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
 from pyg_direct.sampling.hetero_plan import GeneralPlan, list_different, list_works
 from pyg_direct.sampling.hetero_sample import GeneralSample
-from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
 from pyg_direct.sampling.sampling_options import GeneralRecipe
-from pyg_direct.sampling.seeds import Request, Seeds
+from pyg_direct.sampling.seeds import Excluded, Request, Seeds, list_pairs
 
 _SMALL = 255
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pyg_direct.distributed.graph_part import Table
 from pyg_direct.distributed.row_exchange import RowExchange, Wanted
+from pyg_direct.loader.batch_report import Stages
 from pyg_direct.loader.prefetch.batch_groups import Work
-from pyg_direct.loader.profiler import Stages
 from pyg_direct.ops.local_ids.relabel_nodes import unite
 from pyg_direct.ops.rows.gather_rows import gather_rows, scatter_rows
 from pyg_direct.runtime.comm.communicator import Communicator

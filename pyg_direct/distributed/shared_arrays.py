@@ -14,7 +14,7 @@ from torch import Tensor
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.host_group import identify_host
 from pyg_direct.runtime.cuda.peer_memory import p2pCliqueTopo
-from pyg_direct.runtime.host.memory_sizes import available_bytes
+from pyg_direct.runtime.host.host_memory import available_bytes
 from pyg_direct.runtime.host.shared_memory import SharedMemory, open_shared
 
 # Share of the free host memory that a graph may take.

@@ -27,7 +27,7 @@ from pyg_direct.graph.placed_topology import PlacedTopology, interleave, spread_
 from pyg_direct.ops.sampling.sample_hetero import Rows, sum_weights
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.cuda.peer_memory import GRANULE
-from pyg_direct.runtime.host.memory_sizes import parse_size
+from pyg_direct.runtime.host.host_memory import parse_size
 from pyg_direct.sampling.negative_links import EdgeSet
 
 

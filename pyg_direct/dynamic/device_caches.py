@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pyg_direct.dynamic.overlapped_work import Coming, CopyStream, Timeline
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices, multiply_snapshots
-from pyg_direct.ops.snapshots.packed import PackedCSR, is_whole
+from pyg_direct.ops.snapshots.slice_csr import PackedCSR, is_whole
 from pyg_direct.runtime.cuda.device import free_bytes
 
 

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyg_direct.dynamic.lazy_tensor import LazyTensor, tag, was_written
 from pyg_direct.dynamic.sequence_edges import Factors, Operator
+from pyg_direct.dynamic.snapshot import LazyTensor, tag, was_written
 from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
 from pyg_direct.errors import ArgumentError, PygDirectError
 from pyg_direct.ops.local_ids.build_csr import repeat_each

@@ -18,7 +18,7 @@ import torch
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.loader.prefetch.drivers import FORK_GATE
 from pyg_direct.profiling import LaneSpans, trace
-from pyg_direct.runtime.host.memory_sizes import count_cores
+from pyg_direct.runtime.host.host_memory import count_cores
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.runtime.host.threads import Pool
 

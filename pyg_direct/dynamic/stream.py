@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData, TemporalData
 
-from pyg_direct.dynamic.lazy_tensor import LazyTensor, tag
 from pyg_direct.dynamic.sequence_edges import Parts
+from pyg_direct.dynamic.snapshot import LazyTensor, tag
 from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import check_choice
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
-from pyg_direct.runtime.host.memory_sizes import keep_blocks, parse_size
+from pyg_direct.runtime.host.host_memory import keep_blocks, parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of
 from pyg_direct.typing import Device
 

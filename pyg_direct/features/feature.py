@@ -50,7 +50,7 @@ from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.graph_capture import forget_reader
-from pyg_direct.runtime.host.memory_sizes import check_size, parse_size
+from pyg_direct.runtime.host.host_memory import check_size, parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.typing import Device
 

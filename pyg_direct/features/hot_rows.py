@@ -33,7 +33,7 @@ from pyg_direct.ops.argument_checks import check_count, check_fanouts, check_ids
 from pyg_direct.ops.sampling.sample_uniform import spread_values
 from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.runtime.host.memory_sizes import parse_size
+from pyg_direct.runtime.host.host_memory import parse_size
 
 RANKINGS = ("degree", "frequency", "expected")
 

@@ -46,7 +46,7 @@ from pyg_direct.ops.rows.gather_rows import (
 )
 from pyg_direct.runtime.cuda.graph_capture import note_reader
 from pyg_direct.runtime.cuda.memory import check_filled, move
-from pyg_direct.runtime.host.memory_sizes import parse_size
+from pyg_direct.runtime.host.host_memory import parse_size
 
 
 class Served:

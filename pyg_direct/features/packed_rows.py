@@ -28,7 +28,7 @@ from pyg_direct.features.row_files import PACKED, SAFETENSORS, RowFile, save_pie
 from pyg_direct.kernels.rows.file_ranges import PAGE
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.progress import Bar
-from pyg_direct.runtime.host.memory_sizes import parse_size
+from pyg_direct.runtime.host.host_memory import parse_size
 
 _NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
 # Rows of a parquet file that are read at a time.

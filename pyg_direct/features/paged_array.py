@@ -21,7 +21,7 @@ from pyg_direct.features.row_files import RowFile
 from pyg_direct.kernels.rows.file_pages import list_pages_cpu, take_numbers_cpu
 from pyg_direct.kernels.rows.file_ranges import PAGE
 from pyg_direct.ops.run_kernel import run_cpu
-from pyg_direct.runtime.host.memory_sizes import available_bytes
+from pyg_direct.runtime.host.host_memory import available_bytes
 
 # Share of the free host memory for pages.
 _SHARE = 0.125

@@ -28,7 +28,7 @@ from pyg_direct.runtime.comm.host_group import count_processes, gather, give_to_
 from pyg_direct.runtime.cuda.device import abilities, resolve_device
 from pyg_direct.runtime.cuda.memory import Block, allocate, fill
 from pyg_direct.runtime.cuda.peer_memory import GRANULE, DeviceGroup, Spread, check_devices, p2pCliqueTopo
-from pyg_direct.runtime.host.memory_sizes import HOST_SHARE, available_bytes, parse_size
+from pyg_direct.runtime.host.host_memory import HOST_SHARE, available_bytes, parse_size
 from pyg_direct.runtime.host.shared_memory import SharedMemory, find_shared, pin, share
 
 POLICIES = ("device_replicate", "p2p_clique_replicate")

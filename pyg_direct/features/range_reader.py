@@ -21,7 +21,7 @@ from pyg_direct.features.row_files import Layout, RowFile
 from pyg_direct.kernels.rows.file_ranges import PAGE, read_file_ranges_cpu
 from pyg_direct.object_text import show_count
 from pyg_direct.profiling import show_bytes
-from pyg_direct.runtime.host.memory_sizes import available_bytes
+from pyg_direct.runtime.host.host_memory import available_bytes
 from pyg_direct.runtime.host.threads import Pool
 
 # Gaps that are read along if the rates of the disk are not known. A request costs a disk as long as 14 KB of a large

@@ -27,7 +27,7 @@ from pyg_direct.features.tiers.sharded import ShardedTier, open_exchange, range_
 from pyg_direct.ops.local_ids.relabel_nodes import locate_ids
 from pyg_direct.ops.rows.gather_rows import Directory
 from pyg_direct.progress import show_wait
-from pyg_direct.runtime.host.memory_sizes import parse_size
+from pyg_direct.runtime.host.host_memory import parse_size
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import check_count, check_offsets, check_topology
 from pyg_direct.ops.local_ids.build_csr import compress
 from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
-from pyg_direct.runtime.host.memory_sizes import check_size, has_room, parse_size
+from pyg_direct.runtime.host.host_memory import check_size, has_room, parse_size
 from pyg_direct.runtime.host.shared_memory import SharedMemory, share
 from pyg_direct.typing import Device
 

@@ -12,7 +12,7 @@
 - `base_loader.py`: epochs and batches of all loaders; `arguments.py`: their options.
 - `collate/`, `prefetch/`: the content of a batch, and prefetched batches.
 - `memory_placement.py`, `hot_row_ranking.py`: the memory of rows, and the rows that a loader will read most.
-- `profiler.py`, `batch_report.py`: times of batches, and the report; `lightning.py`: logged by Lightning.
+- `batch_report.py`: times of batches, and the report; `lightning.py`: logged by Lightning.
 - `inference.py`, `receptive_field.py`: layer-wise inference.
 """
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, IdError, LoaderWarning, warn
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.placed_topology import PLACES, check_place
-from pyg_direct.loader.batch_report import ReportedLoader
+from pyg_direct.loader.batch_report import EpochRecord, ReportedLoader, Stages, ending
 from pyg_direct.loader.batch_sampler import (
     Ranks,
     Seeds,
@@ -35,12 +35,11 @@ from pyg_direct.loader.collate.stale_rows import FreshRows, are_current, were_wr
 from pyg_direct.loader.memory_placement import Placed, describe as describe_places
 from pyg_direct.loader.prefetch.batch_groups import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.loader.prefetch.drivers import Background, Pipeline, take_memory
-from pyg_direct.loader.profiler import EpochRecord, Stages, ending
 from pyg_direct.object_text import describe, show_count, show_options, show_parts
 from pyg_direct.ops.argument_checks import check_count, check_ids
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.runtime.host.memory_sizes import check_size, parse_size
+from pyg_direct.runtime.host.host_memory import check_size, parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of
 from pyg_direct.sampling.random_key import EpochKey, check_seed, draw_seed
 from pyg_direct.typing import Device

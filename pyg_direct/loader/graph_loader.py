@@ -26,12 +26,12 @@ from torch_geometric.loader import DynamicBatchSampler, ImbalancedSampler
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
 from pyg_direct.loader.arguments import check_batch_size, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, make_batch
+from pyg_direct.loader.batch_report import EpochRecord, Stages
 from pyg_direct.loader.batch_sampler import Seeds, can_share
 from pyg_direct.loader.collate.graph_columns import move_all
 from pyg_direct.loader.collate.graph_sources import OneByOneError, Source, read_source
 from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import GraphGroups, Made, SharedRows
-from pyg_direct.loader.profiler import EpochRecord, Stages
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.profiling import show_bytes
 from pyg_direct.progress import announce

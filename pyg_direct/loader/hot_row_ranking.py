@@ -37,7 +37,7 @@ from pyg_direct.loader.collate.hetero_data import TypeRanking
 from pyg_direct.ops.argument_checks import check_below, check_choice, check_topology
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.runtime.host.memory_sizes import available_bytes
+from pyg_direct.runtime.host.host_memory import available_bytes
 from pyg_direct.sampler.keyed_sampler import is_own
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.random_key import batch_key

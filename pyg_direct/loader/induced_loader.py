@@ -43,7 +43,7 @@ from pyg_direct.nn.sorted_edges import register_sorted
 from pyg_direct.ops.argument_checks import as_ids, check_flag, check_ids, checks_keywords
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.runtime.host.memory_sizes import available_bytes
+from pyg_direct.runtime.host.host_memory import available_bytes
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import count_nodes, describe_other, read_parts, refuse_features
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, to_general_output

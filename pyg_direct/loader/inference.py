@@ -37,15 +37,15 @@ from pyg_direct.graph.placed_topology import place_array
 from pyg_direct.graph.pyg_edges import find_edges
 from pyg_direct.loader.arguments import InferenceLoaderOptions, InferOptions
 from pyg_direct.loader.base_loader import EpochLoader
+from pyg_direct.loader.batch_report import ending
 from pyg_direct.loader.neighbor_loader import NeighborLoader
-from pyg_direct.loader.profiler import ending
 from pyg_direct.loader.receptive_field import Graph, Reach, edges_of, find_reach, gives_each_row
 from pyg_direct.ops.rows.gather_rows import DEFAULT_BLOCKS, blocks_for_rows, gather_rows
 from pyg_direct.profiling import show_bytes
 from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes, resolve_device
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
-from pyg_direct.runtime.host.memory_sizes import available_bytes
+from pyg_direct.runtime.host.host_memory import available_bytes
 from pyg_direct.sampler.graph_reader import describe_other
 from pyg_direct.sampler.keyed_sampler import device_for, is_own
 

@@ -17,9 +17,9 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.arguments import TorchOptions, read_input_nodes, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, is_said_anew, make_batch
+from pyg_direct.loader.batch_report import EpochRecord
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
-from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.ops.argument_checks import as_ids, check_callables, check_fanouts, check_flag, check_ids
 from pyg_direct.sampler.keyed_sampler import take_key, under_key
 from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler

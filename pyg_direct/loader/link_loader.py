@@ -57,10 +57,10 @@ from pyg_direct.sampler.keyed_sampler import (
 from pyg_direct.sampler.link_seeds import LoaderLinks, draws_itself, name_ends, tells_negatives
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
-from pyg_direct.sampling.link_endpoints import Ends
 from pyg_direct.sampling.negative_links import MAX_NODES, check_weight
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
+from pyg_direct.sampling.seeds import Ends
 from pyg_direct.sampling.uniform_plan import GpuPlan, is_captured_on
 from pyg_direct.typing import Device
 

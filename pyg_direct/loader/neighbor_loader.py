@@ -44,7 +44,7 @@ from pyg_direct.ops.argument_checks import check_callables, check_fanouts, check
 from pyg_direct.ops.compute_content_hash import glance_only
 from pyg_direct.ops.sampling.sample_uniform import check_sampling
 from pyg_direct.runtime.cuda.memory import choose_host_memory
-from pyg_direct.runtime.host.memory_sizes import check_size
+from pyg_direct.runtime.host.host_memory import check_size
 from pyg_direct.sampler.graph_reader import (
     FanoutsOf,
     Graph,

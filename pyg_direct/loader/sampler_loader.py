@@ -31,7 +31,7 @@ from pyg_direct.ops.argument_checks import as_ids, check_ids
 from pyg_direct.ops.compute_content_hash import glance_only
 from pyg_direct.runtime.comm.host_group import count_processes
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.runtime.host.memory_sizes import available_bytes, parse_size
+from pyg_direct.runtime.host.host_memory import available_bytes, parse_size
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import Ids
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, is_own

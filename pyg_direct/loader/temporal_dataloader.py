@@ -16,10 +16,10 @@ from typing_extensions import Unpack
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
 from pyg_direct.loader.arguments import WorkerOptions, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, is_said_anew, make_batch
+from pyg_direct.loader.batch_report import EpochRecord
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
-from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.object_text import show_count, show_options
 from pyg_direct.ops.argument_checks import check_count, check_number, checks_keywords
 from pyg_direct.ops.rows.upload import upload

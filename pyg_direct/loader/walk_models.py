@@ -17,9 +17,9 @@ from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.kernels.batch_counters import WALK_ANYWHERE_DRAW
 from pyg_direct.loader.arguments import TorchOptions, WalkOptions, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, SavedAsPyg, is_said_anew, make_batch
+from pyg_direct.loader.batch_report import EpochRecord
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
-from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.ops.argument_checks import as_ids, check_count, check_edge_list, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.sampling.draw_random import draw_below

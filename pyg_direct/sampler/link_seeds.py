@@ -30,9 +30,9 @@ from pyg_direct.sampler.graph_reader import Parts
 from pyg_direct.sampler.keyed_sampler import to_general_output, to_output
 from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
 from pyg_direct.sampling.hetero_sample import GeneralSample, find_partner
-from pyg_direct.sampling.link_endpoints import Ends, Excluded
 from pyg_direct.sampling.negative_links import TRIES, AskedNodes, Drawn, Edges, EdgeSet, Nodes, draw_negatives
 from pyg_direct.sampling.sampling_options import Sample
+from pyg_direct.sampling.seeds import Ends, Excluded
 
 # Relations, and True for relations with the reverse edges of the links.
 Ways: TypeAlias = tuple[tuple[EdgeType, bool], ...]

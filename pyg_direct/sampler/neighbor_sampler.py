@@ -33,7 +33,7 @@ from pyg_direct.object_text import one_line, show_fanouts, show_options
 from pyg_direct.ops.argument_checks import check_fanouts, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload_parts
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.runtime.host.memory_sizes import check_size
+from pyg_direct.runtime.host.host_memory import check_size
 from pyg_direct.sampler.graph_reader import FanoutsOf, Graph, Parts, Subgraph, read_parts, read_topology
 from pyg_direct.sampler.keyed_sampler import OwnSampler, move_output, to_general_output, to_output
 from pyg_direct.sampler.link_seeds import (
@@ -50,9 +50,9 @@ from pyg_direct.sampler.link_seeds import (
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample
-from pyg_direct.sampling.link_endpoints import Excluded
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.sampling.sampling_options import GeneralRecipe, Recipe, check_hops
+from pyg_direct.sampling.seeds import Excluded
 from pyg_direct.sampling.uniform_plan import GpuPlan, open_plan
 from pyg_direct.typing import Device
 

@@ -5,7 +5,7 @@
 - `induced_plan.py`: edges among sets of nodes.
 - `hetero_plan.py`, `hetero_gpu.py`, `hgt_sampling.py`: plans with types, times and weights; `hetero_sample.py`: their
   samples.
-- `sampling_options.py`, `seeds.py`, `random_key.py`, `link_endpoints.py`: inputs of a plan.
+- `sampling_options.py`, `seeds.py`, `random_key.py`: inputs of a plan.
 - `negative_links.py`: negative links, and negative edges of whole graphs, under PyG's arguments.
 - `random_walks.py`: walks over a placed topology, and nodes that walks from seeds are at most often.
 - `local_ids.py`: local ids of a batch's nodes.

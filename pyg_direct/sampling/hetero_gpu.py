@@ -55,9 +55,19 @@ from pyg_direct.runtime.cuda.launch import OPEN
 from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs
-from pyg_direct.sampling.link_endpoints import EndList, Ends, LinkInbox, list_ways, place_ends
 from pyg_direct.sampling.local_ids import fits_table
-from pyg_direct.sampling.seeds import Request, SeedList, list_ends, list_seeds, name_seed
+from pyg_direct.sampling.seeds import (
+    EndList,
+    Ends,
+    LinkInbox,
+    Request,
+    SeedList,
+    list_ends,
+    list_seeds,
+    list_ways,
+    name_seed,
+    place_ends,
+)
 
 # Nodes up to which every hop reads the whole bitmap: flags would cost more than they save.
 _SCAN_NODES = 1 << 27

@@ -47,10 +47,9 @@ from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling.captured_plan import Finished, Pending, PendingList, PendingOutput
 from pyg_direct.sampling.hetero_gpu import HeteroGpuPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs, split_parts
-from pyg_direct.sampling.link_endpoints import Ends, Excluded, list_pairs
 from pyg_direct.sampling.local_ids import Scratch, SortedNumbering, Space, TableNumbering, TorchNumbering, fits_table
 from pyg_direct.sampling.sampling_options import GeneralRecipe
-from pyg_direct.sampling.seeds import Request, Seeds, read_group
+from pyg_direct.sampling.seeds import Ends, Excluded, Request, Seeds, list_pairs, read_group
 
 
 class Layout(Protocol):

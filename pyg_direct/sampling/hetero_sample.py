@@ -14,7 +14,7 @@ from torch import Tensor
 from pyg_direct.errors import LoaderWarning, warn
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
 from pyg_direct.runtime.host.tensor_views import LazyDict
-from pyg_direct.sampling.link_endpoints import PlacedEnds
+from pyg_direct.sampling.seeds import PlacedEnds
 
 
 class PackedNodes:

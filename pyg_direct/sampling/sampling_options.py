@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
 from pyg_direct.ops.argument_checks import check_choice, check_fanouts
-from pyg_direct.sampling.link_endpoints import PlacedEnds
+from pyg_direct.sampling.seeds import PlacedEnds
 
 
 @dataclass

@@ -48,9 +48,9 @@ from pyg_direct.ops.sampling.sample_uniform import cpu_picks, gpu_picks
 from pyg_direct.runtime.cuda.graph_capture import fill_words
 from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
-from pyg_direct.sampling.link_endpoints import Ends, PlacedEnds
 from pyg_direct.sampling.local_ids import TABLE_SHARE
 from pyg_direct.sampling.sampling_options import Recipe, Sample, empty_sample
+from pyg_direct.sampling.seeds import Ends, PlacedEnds
 
 Hop = tuple[int, np.ndarray, np.ndarray, np.ndarray]
 

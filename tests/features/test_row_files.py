@@ -15,7 +15,7 @@ from pyg_direct import save_rows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError
 from pyg_direct.features import row_files
 from pyg_direct.features.row_files import RowFile
-from pyg_direct.runtime.host.memory_sizes import total_bytes
+from pyg_direct.runtime.host.host_memory import total_bytes
 from tests.features.contract import DTYPES, bytes_of, make_rows
 
 

@@ -23,7 +23,7 @@ from pyg_direct.loader import hot_row_ranking as loader_ranking
 from pyg_direct.loader.collate import attributes as placed_rows, data as pyg
 from pyg_direct.loader.collate.data import Attributes, Ranking
 from pyg_direct.loader.hot_row_ranking import rank_edges, rank_rows, rank_sampled
-from pyg_direct.runtime.host.memory_sizes import parse_size
+from pyg_direct.runtime.host.host_memory import parse_size
 from pyg_direct.sampler import NeighborSampler
 
 deprecated = pytest.mark.filterwarnings("ignore:hotness='frequency':DeprecationWarning")

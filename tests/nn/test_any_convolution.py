@@ -13,7 +13,7 @@ from torch_geometric.nn import MessagePassing, aggr
 from torch_geometric.utils import scatter, softmax
 
 from pyg_direct import accelerate
-from pyg_direct.nn import any_convolution, any_convolution as known_targets
+from pyg_direct.nn import any_convolution
 from pyg_direct.nn.sorted_edges import register_sorted
 from tests.nn.convolutions import EDGES, NODES, WIDTH, Batch, assert_near, note_forward
 
@@ -88,11 +88,11 @@ def everywhere(monkeypatch):
     made = []
     monkeypatch.setattr(any_convolution, "_FEW_EDGES", 0)
     monkeypatch.setattr(any_convolution, "gains_on_cpu", lambda self: True)
-    monkeypatch.setattr(known_targets, "_find_slow", lambda src, dim, name: None)
-    note_forward(monkeypatch, known_targets._Reduce, lambda rows, known, count, name: made.append(name))
-    note_forward(monkeypatch, known_targets._Softmax, lambda *args: made.append("softmax"))
-    fused = known_targets.fused_softmax
-    monkeypatch.setattr(known_targets, "fused_softmax", lambda *args, **kwargs: (
+    monkeypatch.setattr(any_convolution, "_find_slow", lambda src, dim, name: None)
+    note_forward(monkeypatch, any_convolution._Reduce, lambda rows, known, count, name: made.append(name))
+    note_forward(monkeypatch, any_convolution._Softmax, lambda *args: made.append("softmax"))
+    fused = any_convolution.fused_softmax
+    monkeypatch.setattr(any_convolution, "fused_softmax", lambda *args, **kwargs: (
         made.append("softmax") or fused(*args, **kwargs)))  # fmt: skip
     return made
 
@@ -408,7 +408,7 @@ def test_threads_know_their_own_targets(everywhere):
         thread.join()
 
     assert wrong == []
-    assert known_targets.is_known() is False
+    assert any_convolution.is_known() is False
 
 
 def test_hooks_see_the_messages(everywhere):

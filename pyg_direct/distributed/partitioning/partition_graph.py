@@ -17,7 +17,7 @@ from pyg_direct.distributed.partitioning.manifest import Manifest, check_num_par
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.progress import announce
-from pyg_direct.runtime.host.memory_sizes import parse_size
+from pyg_direct.runtime.host.host_memory import parse_size
 from pyg_direct.sampling.random_key import check_seed
 
 _LEAST_MEMORY = 1 << 24

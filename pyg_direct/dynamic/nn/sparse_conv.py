@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_geometric.nn import ChebConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from pyg_direct.dynamic.lazy_tensor import find_tag
 from pyg_direct.dynamic.sequence_edges import GCN, Chebyshev, Operator, is_weighted
+from pyg_direct.dynamic.snapshot import find_tag
 from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn
 from pyg_direct.ops.run_kernel import is_transformed

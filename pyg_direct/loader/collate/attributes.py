@@ -32,7 +32,7 @@ from pyg_direct.loader.prefetch.drivers import parts_of_frame
 from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes
 from pyg_direct.runtime.cuda.memory import choose_host_memory
-from pyg_direct.runtime.host.memory_sizes import parse_size
+from pyg_direct.runtime.host.host_memory import parse_size
 from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.sampler.graph_reader import remember
 

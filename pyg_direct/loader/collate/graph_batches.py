@@ -2,26 +2,37 @@
 
 `GraphCollection` reads a data set once: it joins each attribute of all graphs. Methods that PyG calls on graphs for
 each batch are called once. A batch then takes a few gathers, for any number of graphs.
+
+`BatchesTogether` makes several batches at once on a GPU: their rows by one launch, their places by a few array steps.
+Each equals the batch that `GraphCollection` makes alone, and has memory of its own.
 """
 
 from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_direct.errors import IdError
-from pyg_direct.loader.collate.batches_together import BatchesTogether, close_batch, collate_alone
 from pyg_direct.loader.collate.data import copy_data
 from pyg_direct.loader.collate.graph_collation import GraphStore, read_stores
-from pyg_direct.loader.collate.graph_columns import Chosen
+from pyg_direct.loader.collate.graph_columns import Chosen, Column, Numbers, Objects, Rows, Steps
 from pyg_direct.loader.collate.graph_sources import SPECIAL, Source, find_store
-from pyg_direct.ops.rows.graph_rows import LoopChoice
+from pyg_direct.ops.rows.graph_rows import (
+    BatchesOfGraphs,
+    Layout,
+    LoopChoice,
+    MadeRows,
+    RowBegins,
+    RowNumbers,
+    TableRows,
+)
 from pyg_direct.runtime.host.tensor_views import version_of
 
 # Copies on GPUs by their source tensor, kept while a loader uses them.
@@ -167,3 +178,180 @@ def _make_empty(example: Any) -> Any:
     batch = Batch(_base_cls=type(example))
     batch.stores_as(example)
     return batch
+
+
+# Lists of one number per graph on the CPU: 0, 1, 2, ... B; zeros; first rows of a group; their pairs; or sums of steps.
+_EACH, _NONE, _SLICES, _SUMS, _STEPS = "each", "none", "slices", "sums", "steps"
+
+
+class _Read(NamedTuple):
+    """A column that a launch reads.
+
+    Attributes:
+        value: Index of its layout.
+        slices, increments: Indices of its lists, as in PyG's batches.
+        follow: Indices of the layouts of PyG's `batch` and `ptr` for it; None if batches do not have these.
+    """
+
+    value: int
+    slices: int
+    increments: int
+    follow: tuple[int, int] | None
+
+
+class BatchesTogether:
+    """Maker of several batches of the graphs of a data set on a GPU.
+
+    Args:
+        stores: Storages of all graphs on the GPU, which `can_make` accepts.
+        spans: See `Chosen`.
+        follow: Attributes for which batches have the graph of each row.
+    """
+
+    def __init__(self, stores: Mapping[Any, GraphStore], spans: Tensor, follow: frozenset[str], device: torch.device
+                 ) -> None:  # fmt: skip
+        self._stores, self._spans, self._follow, self._device = stores, spans, follow, device
+        self._layouts: list[Layout] = []
+        self._lists: list[tuple[str, Any]] = []
+        self._reads = {(key, name): self._plan(name, column) for key, store in stores.items()
+                       for name, column in store.columns.items() if isinstance(column, Rows)}  # fmt: skip
+        self._nodes = {key: self._number(store.nodes) for key, store in stores.items() if store.nodes is not None}
+        self._rows = BatchesOfGraphs(spans, self._layouts, device)
+
+    @staticmethod
+    def can_make(stores: Mapping[Any, GraphStore]) -> bool:
+        """Check if all columns are tensors that a kernel reads, numbers, or objects."""
+        columns = [column for store in stores.values() for column in store.columns.values()]
+        return any(map(_is_read, columns)) and all(
+            type(column) in (Numbers, Objects) or _is_read(column) for column in columns)  # fmt: skip
+
+    def is_current(self) -> bool:
+        """Check that the tables may be read as when this was made."""
+        return self._rows.is_current()
+
+    def _plan(self, name: str, column: Rows) -> _Read:
+        steps, group = column.steps, column.group
+        added = steps.reshape(len(steps), -1).numpy() if isinstance(steps, Tensor) else steps
+        self._layouts.append(TableRows(column.table, column.dim, group, added))
+        value = len(self._layouts) - 1
+        follow = self._number(group) if name in self._follow and group is not None else None
+        slices = (_EACH, None) if group is None else (_SLICES, group)
+        return _Read(value, self._find_list(*slices), self._find_list(*_describe(steps)), follow)
+
+    def _number(self, group: int) -> tuple[int, int]:
+        """Add the layouts of PyG's `batch` and `ptr`."""
+        self._layouts += RowNumbers(group), RowBegins(group)
+        return len(self._layouts) - 2, len(self._layouts) - 1
+
+    def _find_list(self, kind: str, of: Any) -> int:
+        for place, (known, other) in enumerate(self._lists):
+            if known == kind and (other is of if isinstance(of, Tensor) else other == of):
+                return place
+        self._lists.append((kind, of))
+        return len(self._lists) - 1
+
+    def make(self, batches: Sequence[Tensor], most_bytes: int, open_batch: Callable[[Chosen], tuple[Any, Any]],
+             make_graph: Callable[[int], Any]) -> list[tuple[Any, list[Tensor]]]:  # fmt: skip
+        """Make the first batches, as many as take `most_bytes` on the GPU, and at least one.
+
+        Args:
+            batches: Numbers of the graphs of each batch, int64 `[B]` on the CPU; at least one batch and graph.
+            open_batch: Makes a batch without attributes: (batch, order of its attributes).
+            make_graph: Makes the graph of a number.
+
+        Returns:
+            (batch, tensors that own its memory) of each.
+        """
+        made = self._rows.read(batches, most_bytes)
+        lists = [self._make_list(made, kind, of) for kind, of in self._lists]
+        ready = []
+        for place, values in enumerate(made.values):
+            chosen = Chosen(batches[place], self._spans, self._device, make_graph, False)
+            batch, order = open_batch(chosen)
+            self._fill(batch, order, values, [own[place] for own in lists], chosen)
+            ready.append((batch, made.memory[place]))
+        return ready
+
+    def _fill(self, batch: Any, order: Any, values: list[Tensor], lists: list[Tensor], chosen: Chosen) -> None:
+        """Write the attributes of a batch, in PyG's order."""
+        all_slices: dict[Any, Any] = {}
+        all_increments: dict[Any, Any] = {}
+        for key, names in order:
+            slices, increments = (all_slices, all_increments) if key is None else ({}, {})
+            store, target = self._stores[key], find_store(batch, key)
+            mapping = target._mapping
+            for name in names:
+                read = self._reads.get((key, name))
+                if read is not None:
+                    mapping[name] = values[read.value]
+                    slices[name], increments[name] = lists[read.slices], lists[read.increments]
+                    if read.follow is not None:
+                        mapping[f"{name}_batch"], mapping[f"{name}_ptr"] = (values[place] for place in read.follow)
+                    elif name in self._follow:
+                        follow(target, name, store.columns[name], slices[name], chosen)
+                elif name == "num_nodes" or name not in SPECIAL:
+                    collate_alone(target, name, store, chosen, slices, increments, self._follow)
+            if key in self._nodes:
+                mapping["batch"], mapping["ptr"] = (values[place] for place in self._nodes[key])
+            if key is not None and slices:
+                all_slices[key], all_increments[key] = slices, increments
+        close_batch(batch, chosen.count, all_slices, all_increments)
+
+    def _make_list(self, made: MadeRows, kind: str, of: Any) -> list[Tensor]:
+        """Make a list of all batches, int64 `[B, ...]` or `[B + 1]` each, in memory of its own."""
+        count, most = made.numbers.shape
+        more = int(kind in (_EACH, _SLICES))
+        if kind == _EACH:
+            lists = np.broadcast_to(np.arange(most + 1), (count, most + 1))
+        elif kind == _NONE:
+            lists = np.zeros((count, most), np.int64)
+        elif kind == _SLICES:
+            lists = made.ptr[of]
+        elif kind == _STEPS:
+            steps = of.numpy()[made.numbers]
+            lists = np.zeros_like(steps)
+            np.cumsum(steps[:, :-1], axis=1, out=lists[:, 1:])
+        elif len(of) == 1:
+            lists = made.ptr[of[0], :, :-1]
+        else:
+            lists = made.ptr[list(of), :, :-1].transpose(1, 2, 0)[..., None]
+        return [torch.from_numpy(own[: number + more].copy())
+                for own, number in zip(lists, made.counts, strict=True)]  # fmt: skip
+
+
+def _is_read(column: Column) -> bool:
+    return isinstance(column, Rows) and column.is_read_by_kernel
+
+
+def _describe(steps: Steps) -> tuple[str, Any]:
+    if steps is None:
+        return _NONE, None
+    return (_STEPS, steps) if isinstance(steps, Tensor) else (_SUMS, tuple(steps))
+
+
+def follow(target: Any, name: str, column: Column, slices: Any, chosen: Chosen) -> None:
+    """Write PyG's `batch` and `ptr` for an attribute into a storage of a batch."""
+    for suffix, value in zip(("batch", "ptr"), column.follow(chosen, slices), strict=True):
+        # PyG's storages drop None.
+        target[f"{name}_{suffix}"] = value
+
+
+def collate_alone(target: Any, name: str, store: GraphStore, chosen: Chosen, slices: dict[str, Any],
+                  increments: dict[str, Any], followed: frozenset[str]) -> None:  # fmt: skip
+    """Write one attribute into a storage of a batch."""
+    if name == "num_nodes":
+        assert store.num_nodes is not None
+        values = [store.num_nodes[number] for number in chosen.listed]
+        target._num_nodes = values
+        target._mapping[name] = sum(values)
+        return
+    column = store.columns[name]
+    target._mapping[name], slices[name], increments[name] = column.collate(chosen)
+    if name in followed:
+        follow(target, name, column, slices[name], chosen)
+
+
+def close_batch(batch: Any, count: int, slices: dict[Any, Any], increments: dict[Any, Any]) -> None:
+    """Write the number of graphs, slices and increments into a batch."""
+    # PyG's own setters take as long as a gather.
+    find_store(batch, None).__dict__.update(_num_graphs=count, _slice_dict=slices, _inc_dict=increments)

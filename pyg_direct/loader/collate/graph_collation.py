@@ -28,7 +28,7 @@ from pyg_direct.loader.collate.graph_columns import (
 )
 from pyg_direct.loader.collate.graph_sources import SPECIAL, Leaf, OneByOneError, Source, find_store
 from pyg_direct.profiling import show_bytes
-from pyg_direct.runtime.host.memory_sizes import HOST_SHARE, available_bytes
+from pyg_direct.runtime.host.host_memory import HOST_SHARE, available_bytes
 
 
 class GraphStore(NamedTuple):

@@ -24,7 +24,7 @@ from torch_geometric.data.separate import separate
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.loader.collate.stale_rows import GraphMarks, is_watched
 from pyg_direct.ops.compute_content_hash import has_content, read_content
-from pyg_direct.runtime.host.memory_sizes import available_bytes
+from pyg_direct.runtime.host.host_memory import available_bytes
 
 # Names that PyG's `collate` treats specially.
 SPECIAL = ("num_nodes", "ptr")

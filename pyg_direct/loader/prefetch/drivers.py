@@ -26,7 +26,7 @@ from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
 from pyg_direct.errors import CudaError, ForkedProcessError, PlacementWarning, warn
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import current_stream, kept_stream, set_stream, side_streams
-from pyg_direct.runtime.host.memory_sizes import give_back_now_and_then
+from pyg_direct.runtime.host.host_memory import give_back_now_and_then
 from pyg_direct.runtime.host.threads import Pool
 from pyg_direct.sampling.captured_plan import is_on_its_way
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
 from pyg_direct.features.spilled_rows import serving
 from pyg_direct.features.tiers.window import RowWindow
+from pyg_direct.loader.batch_report import Stages
 from pyg_direct.loader.prefetch.drivers import FORK_GATE, Work
-from pyg_direct.loader.profiler import Stages
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.host.threads import Pool
 

@@ -8,8 +8,7 @@ from pyg_direct.dynamic.matrix_group import FORMS, build_group
 from pyg_direct.dynamic.overlapped_work import CopyStream
 from pyg_direct.dynamic.sequence_edges import GCN, Mean, Sum
 from pyg_direct.dynamic.snapshot import order_edges
-from pyg_direct.ops.snapshots.packed import PackedCSR
-from pyg_direct.ops.snapshots.slice_csr import SlicedCSR
+from pyg_direct.ops.snapshots.slice_csr import PackedCSR, SlicedCSR
 from tests.snapshots import make_snapshots
 
 NODES = 40

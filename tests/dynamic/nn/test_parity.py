@@ -5,8 +5,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct.dynamic import nn as ours, stream
-from pyg_direct.dynamic.lazy_tensor import find_tag
-from pyg_direct.dynamic.nn import gated_units as t_gcn, sparse_conv
+from pyg_direct.dynamic.nn import gated_units, sparse_conv
+from pyg_direct.dynamic.snapshot import find_tag
 from pyg_direct.errors import ArgumentError
 from tests.snapshots import make_snapshots
 
@@ -168,7 +168,7 @@ def test_a_default_device_is_none_of_a_step(name):
 def test_many_nodes_are_projected_with_folded_weights(monkeypatch):
     layer, reference, kind = make_pair("TGCN")
     signal = make_signal(True)
-    monkeypatch.setattr(t_gcn, "_FEW", {})
+    monkeypatch.setattr(gated_units, "_FEW", {})
 
     got = run_layer(layer, kind, signal, "TGCN")
 

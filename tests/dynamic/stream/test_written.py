@@ -5,8 +5,8 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_direct.dynamic import stream
-from pyg_direct.dynamic.lazy_tensor import find_tag
 from pyg_direct.dynamic.nn import TGCN
+from pyg_direct.dynamic.snapshot import find_tag
 from pyg_direct.errors import ArgumentError
 from tests.frames import NODES, make_signal, make_trainer
 

@@ -9,8 +9,19 @@ from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.tier_report import Report, TierReport
 from pyg_direct.loader.base_loader import make_batch
-from pyg_direct.loader.batch_report import LoaderReport, Span, read_spans
-from pyg_direct.loader.profiler import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder, Stages
+from pyg_direct.loader.batch_report import (
+    FETCH,
+    FINISH,
+    START,
+    WAIT,
+    BatchTimes,
+    EpochRecord,
+    LoaderReport,
+    Recorder,
+    Span,
+    Stages,
+    read_spans,
+)
 from pyg_direct.profiling import Origin
 from tests.batches import make_data
 

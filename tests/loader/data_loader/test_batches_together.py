@@ -15,9 +15,8 @@ from torch_geometric.loader import DataLoader as PygDataLoader, DynamicBatchSamp
 from pyg_direct.errors import IdError, LoaderWarning
 from pyg_direct.loader import DataLoader
 from pyg_direct.loader.collate import graph_batches
-from pyg_direct.loader.collate.batches_together import BatchesTogether
-from pyg_direct.loader.collate.graph_batches import GraphCollection
-from pyg_direct.ops.rows import graph_rows as batches_of_graphs
+from pyg_direct.loader.collate.graph_batches import BatchesTogether, GraphCollection
+from pyg_direct.ops.rows import graph_rows
 from tests import cuda_on_cpu
 from tests.loader.data_loader.small_graphs import InMemory, assert_equal_batches, make_molecules, make_pairs, make_typed
 
@@ -30,10 +29,8 @@ def device(request, monkeypatch):
     if request.param == "cpu":
         library = request.getfixturevalue("narrow_library")
         monkeypatch.setattr(graph_batches, "_TOGETHER_ON", ("cpu",))
-        monkeypatch.setattr(batches_of_graphs, "grid_for", lambda *args: 1)
-        monkeypatch.setattr(
-            batches_of_graphs, "run_gpu", lambda kernel, grid, *args: cuda_on_cpu.run(library, kernel, args)
-        )
+        monkeypatch.setattr(graph_rows, "grid_for", lambda *args: 1)
+        monkeypatch.setattr(graph_rows, "run_gpu", lambda kernel, grid, *args: cuda_on_cpu.run(library, kernel, args))
     return request.param
 
 

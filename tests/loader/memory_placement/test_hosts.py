@@ -17,7 +17,7 @@ from pyg_direct.graph import csr_topo as topology_module, placed_topology
 from pyg_direct.loader import memory_placement as hosts
 from pyg_direct.loader.memory_placement import Kept, keep_once, settle_places
 from pyg_direct.runtime.cuda.memory import Block
-from pyg_direct.runtime.host import memory_sizes as host
+from pyg_direct.runtime.host import host_memory as host
 from pyg_direct.runtime.host.shared_memory import find_shared, share
 from pyg_direct.sampler.graph_reader import read_topology
 from tests.batches import hash_batches, make_data

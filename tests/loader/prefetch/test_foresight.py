@@ -13,7 +13,7 @@ from pyg_direct.errors import ArgumentError, FileError, LoaderWarning
 from pyg_direct.features import range_reader
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.loader import sampler_loader
-from pyg_direct.runtime.host import memory_sizes
+from pyg_direct.runtime.host import host_memory
 from tests.hetero_data import make_hetero
 
 NODES = 3000
@@ -381,8 +381,8 @@ def test_a_disk_that_fails_is_an_error_of_the_batch(path, device, monkeypatch):
 
 def limit_memory(folder, monkeypatch, num_bytes):
     """Put this process into a control group with a limit."""
-    monkeypatch.setattr(memory_sizes, "_GROUP", folder)
-    monkeypatch.setattr(memory_sizes, "_OWN", folder / "own")
+    monkeypatch.setattr(host_memory, "_GROUP", folder)
+    monkeypatch.setattr(host_memory, "_OWN", folder / "own")
     for name, text in (("max", num_bytes), ("current", 1000), ("stat", "inactive_file 1000")):
         (folder / f"memory.{name}").write_text(str(text))
 

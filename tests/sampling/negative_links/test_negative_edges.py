@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.utils import batched_negative_sampling, negative_sampling, to_undirected
 
-from pyg_direct.sampling import negative_links as negative_edges
+from pyg_direct.sampling import negative_links
 from pyg_direct.sampling.negative_links import sample_batched_negative_edges, sample_negative_edges
 
 SIZES = (8, 9, 5, 20, 7, 50)
@@ -123,7 +123,7 @@ def test_most_of_a_nearly_complete_graph_is_found(device):
 @pytest.mark.parametrize("below", [8, 0])
 def test_each_negative_is_drawn_as_often(device, monkeypatch, undirected, num_nodes, below):
     # With 0 pairs are drawn one by one, however few there are.
-    monkeypatch.setattr(negative_edges, "_LIST_BELOW", below)
+    monkeypatch.setattr(negative_links, "_LIST_BELOW", below)
     edges = to_undirected(torch.tensor([[0, 1, 2, 2], [1, 3, 4, 2]]))
     counts = torch.zeros(6, 6)
 
@@ -140,9 +140,9 @@ def test_each_negative_is_drawn_as_often(device, monkeypatch, undirected, num_no
 
 
 def test_a_second_round_fills_up_what_is_missing(device, monkeypatch):
-    monkeypatch.setattr(negative_edges, "_LIST_BELOW", 0)
-    monkeypatch.setattr(negative_edges, "_SPARE", 0)
-    monkeypatch.setattr(negative_edges, "_EXCESS", 0.1)
+    monkeypatch.setattr(negative_links, "_LIST_BELOW", 0)
+    monkeypatch.setattr(negative_links, "_SPARE", 0)
+    monkeypatch.setattr(negative_links, "_EXCESS", 0.1)
     edges = draw_edges(30, 100)
 
     found = sample_negative_edges(edges.to(device), 30, 500)

@@ -9,7 +9,7 @@ from torch_geometric.utils import remove_self_loops
 
 from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
 from pyg_direct.dynamic import nn, stream
-from pyg_direct.dynamic.nn import gated_units as t_gcn
+from pyg_direct.dynamic.nn import gated_units
 from pyg_direct.ops.run_kernel import runs_on_gpu
 
 PERIODS = 4
@@ -23,10 +23,10 @@ def test_steps_are_those_of_torch(device, monkeypatch, way):
         snapshot.x = torch.stack([snapshot.x * (period + 1) for period in range(PERIODS)], 2)
     layer = (nn.A3TGCN(3, 5, PERIODS) if way == "periods" else nn.TGCN(3, 5)).to(device)
     steps = []
-    monkeypatch.setattr(t_gcn, "_FEW", {})
+    monkeypatch.setattr(gated_units, "_FEW", {})
     for name in ("step_gated", "step_folded"):
-        real = getattr(t_gcn, name)
-        monkeypatch.setattr(t_gcn, name, lambda *given, real=real, name=name: steps.append(name) or real(*given))
+        real = getattr(gated_units, name)
+        monkeypatch.setattr(gated_units, name, lambda *given, real=real, name=name: steps.append(name) or real(*given))
 
     got = run(layer, stream(signal, device) if way == "streamed" else signal)
 
@@ -177,7 +177,7 @@ def test_a_captured_graph_reads_parameters_as_they_are_when_it_is_replayed():
 
 def use_torch(monkeypatch):
     for name in ("suits_gpu", "suits_folded"):
-        monkeypatch.setattr(t_gcn, name, lambda *given: False)
+        monkeypatch.setattr(gated_units, name, lambda *given: False)
 
 
 def run(step, signal, layer=None):

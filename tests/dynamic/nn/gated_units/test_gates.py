@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from pyg_direct.dynamic.nn import TGCN, gated_units as t_gcn
+from pyg_direct.dynamic.nn import TGCN, gated_units
 from pyg_direct.dynamic.nn.gated_units import SharedGates
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.ops.snapshots.run_recurrent_cells import fold_by_torch
@@ -16,7 +16,7 @@ from pyg_direct.ops.snapshots.run_recurrent_cells import fold_by_torch
 def layer(device, monkeypatch):
     """Make a layer whose folding is torch's if there are no kernels."""
     if not runs_on_gpu(torch.empty(0, device=device)):
-        monkeypatch.setattr(t_gcn, "fold_gates", fold_on_cpu)
+        monkeypatch.setattr(gated_units, "fold_gates", fold_on_cpu)
     return TGCN(3, 5).to(device)
 
 

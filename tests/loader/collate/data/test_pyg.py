@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.loader.collate import attributes as placed_rows, data as pyg
-from pyg_direct.runtime.host.memory_sizes import parse_size
+from pyg_direct.runtime.host.host_memory import parse_size
 from tests.batches import assert_equal_batches, check_contract, make_data
 from tests.graphs import make_random_graph
 

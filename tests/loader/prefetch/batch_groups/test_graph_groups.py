@@ -5,7 +5,7 @@ import torch
 
 from pyg_direct.errors import PlacementWarning
 from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.prefetch import batch_groups as graph_groups
+from pyg_direct.loader.prefetch import batch_groups
 from pyg_direct.loader.prefetch.batch_groups import GraphGroups
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_groups_grow_and_batches_come_in_order():
 
 
 def test_groups_take_so_many_bytes(monkeypatch):
-    monkeypatch.setattr(graph_groups, "_ROOM", 10)
+    monkeypatch.setattr(batch_groups, "_ROOM", 10)
     make = Maker(size=3)
 
     assert [number for number, *_ in GraphGroups(list_work(9), make, CPU)] == list(range(9))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.ops.rows import graph_rows as batches_of_graphs
+from pyg_direct.ops.rows import graph_rows
 from pyg_direct.ops.rows.graph_rows import BatchesOfGraphs, RowBegins, RowNumbers, TableRows
 from tests import cuda_on_cpu
 
@@ -24,10 +24,8 @@ def device(request, monkeypatch):
     if request.param == "cuda":
         return torch.device("cuda", 0)
     library = request.getfixturevalue("narrow_library")
-    monkeypatch.setattr(batches_of_graphs, "grid_for", lambda *args: 1)
-    monkeypatch.setattr(
-        batches_of_graphs, "run_gpu", lambda kernel, grid, *args: cuda_on_cpu.run(library, kernel, args)
-    )
+    monkeypatch.setattr(graph_rows, "grid_for", lambda *args: 1)
+    monkeypatch.setattr(graph_rows, "run_gpu", lambda kernel, grid, *args: cuda_on_cpu.run(library, kernel, args))
     return torch.device("cpu")
 
 
@@ -184,4 +182,4 @@ def test_tables_that_change_are_found():
 def test_steps_are_summed_within_each_batch():
     steps = np.array([[[1], [2], [3]], [[4], [5], [6]]])
 
-    assert batches_of_graphs._sum_before(steps).tolist() == [[[0], [1], [3]], [[0], [4], [9]]]
+    assert graph_rows._sum_before(steps).tolist() == [[[0], [1], [3]], [[0], [4], [9]]]

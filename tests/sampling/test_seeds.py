@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pyg_direct.errors import IdError
-from pyg_direct.sampling.link_endpoints import Ends
 from pyg_direct.sampling.sampling_options import Recipe
+from pyg_direct.sampling.seeds import Ends
 from pyg_direct.sampling.uniform_plan import GpuPlan
 from tests.graphs import make_random_graph
 from tests.plans import KEY, ON_GPU_PLANS, assert_equal, expect_batch, place

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
-from pyg_direct.runtime.host.memory_sizes import check_size, parse_size
+from pyg_direct.runtime.host.host_memory import check_size, parse_size
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.ops.snapshots.packed import PackedCSR
-from pyg_direct.ops.snapshots.slice_csr import slice_exclusives, slice_keys, slice_union, unite
+from pyg_direct.ops.snapshots.slice_csr import PackedCSR, slice_exclusives, slice_keys, slice_union, unite
 from pyg_direct.runtime.cuda.graph_capture import waits_refused
 
 

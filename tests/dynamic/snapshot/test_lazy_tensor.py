@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch_geometric.nn import GCNConv
 
-from pyg_direct.dynamic.lazy_tensor import LazyTensor, find_tag, tag
+from pyg_direct.dynamic.snapshot import LazyTensor, find_tag, tag
 
 HOST = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from pyg_direct.runtime.host import memory_sizes
+from pyg_direct.runtime.host import host_memory
 
 GIB = 1 << 30
 # Version 1 of control groups has this value without a limit.
@@ -20,11 +20,11 @@ UNLIMITED = 9223372036854771712
 def machine(tmp_path, monkeypatch):
     """Files of the kernel of a machine that has 32 GiB now, 28 of them free."""
     (tmp_path / "meminfo").write_text(f"MemTotal: {32 << 20} kB\nMemAvailable: {28 << 20} kB\n")
-    monkeypatch.setattr(memory_sizes, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory_sizes, "_ZONES", tmp_path / "zoneinfo")
-    monkeypatch.setattr(memory_sizes, "_GROUP", tmp_path)
-    monkeypatch.setattr(memory_sizes, "_OWN", tmp_path / "own")
-    monkeypatch.setattr(memory_sizes, "_known_bytes", lambda: 32 * GIB)
+    monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(host_memory, "_ZONES", tmp_path / "zoneinfo")
+    monkeypatch.setattr(host_memory, "_GROUP", tmp_path)
+    monkeypatch.setattr(host_memory, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(host_memory, "_known_bytes", lambda: 32 * GIB)
     return tmp_path
 
 
@@ -36,50 +36,50 @@ def limit(machine, most, used, cached=0):
 
 
 def test_free_memory_is_a_part_of_this_machine():
-    assert 0 < memory_sizes.available_bytes() <= memory_sizes.total_bytes()
-    assert memory_sizes.total_bytes() >= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < host_memory.available_bytes() <= host_memory.total_bytes()
+    assert host_memory.total_bytes() >= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_without_a_container_the_kernel_tells(machine):
-    assert (memory_sizes.total_bytes(), memory_sizes.available_bytes()) == (32 * GIB, 28 * GIB)
+    assert (host_memory.total_bytes(), host_memory.available_bytes()) == (32 * GIB, 28 * GIB)
 
 
 def test_systems_without_files_of_the_kernel_tell(machine, monkeypatch):
     (machine / "meminfo").unlink()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5 * GIB))
 
-    assert memory_sizes.available_bytes() == 5 * GIB
+    assert host_memory.available_bytes() == 5 * GIB
 
 
 @pytest.mark.parametrize(("soft", "expected"), [(8 << 20, 8 << 20), (resource.RLIM_INFINITY, None)])
 def test_the_limit_of_locked_pages_is_that_of_the_system(monkeypatch, soft, expected):
     monkeypatch.setattr(resource, "getrlimit", lambda what: {resource.RLIMIT_MEMLOCK: (soft, -1)}[what])
 
-    assert memory_sizes.page_lock_limit() == expected
+    assert host_memory.page_lock_limit() == expected
 
 
 def test_a_system_without_such_limits_has_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)
 
-    assert memory_sizes.page_lock_limit() is None
+    assert host_memory.page_lock_limit() is None
 
 
 def test_a_container_may_have_less(machine):
     limit(machine, 16 * GIB, 6 * GIB, cached=2 * GIB)
 
-    assert (memory_sizes.total_bytes(), memory_sizes.available_bytes()) == (32 * GIB, 12 * GIB)
+    assert (host_memory.total_bytes(), host_memory.available_bytes()) == (32 * GIB, 12 * GIB)
 
 
 def test_a_container_without_a_limit_has_all(machine):
     limit(machine, "max", 6 * GIB)
 
-    assert (memory_sizes.total_bytes(), memory_sizes.available_bytes()) == (32 * GIB, 28 * GIB)
+    assert (host_memory.total_bytes(), host_memory.available_bytes()) == (32 * GIB, 28 * GIB)
 
 
 def test_a_machine_grows_up_to_the_limit(machine):
     limit(machine, 128 * GIB, 4 * GIB)
 
-    assert (memory_sizes.total_bytes(), memory_sizes.available_bytes()) == (128 * GIB, 124 * GIB)
+    assert (host_memory.total_bytes(), host_memory.available_bytes()) == (128 * GIB, 124 * GIB)
 
 
 def enter_job(machine):
@@ -95,7 +95,7 @@ def test_a_job_of_a_scheduler_may_have_less(machine):
     limit(job / "step", "max", 5 * GIB)
     limit(job, 16 * GIB, 6 * GIB, cached=2 * GIB)
 
-    assert (memory_sizes.total_bytes(), memory_sizes.available_bytes()) == (32 * GIB, 12 * GIB)
+    assert (host_memory.total_bytes(), host_memory.available_bytes()) == (32 * GIB, 12 * GIB)
 
 
 def test_of_several_limits_each_holds(machine):
@@ -103,20 +103,20 @@ def test_of_several_limits_each_holds(machine):
     limit(job / "step", 20 * GIB, 2 * GIB)
     limit(job, 24 * GIB, 21 * GIB)
 
-    assert memory_sizes.available_bytes() == 3 * GIB
+    assert host_memory.available_bytes() == 3 * GIB
 
 
 def test_no_machine_grows_for_a_job(machine):
     limit(enter_job(machine), 128 * GIB, 6 * GIB)
 
-    assert (memory_sizes.total_bytes(), memory_sizes.available_bytes()) == (32 * GIB, 28 * GIB)
+    assert (host_memory.total_bytes(), host_memory.available_bytes()) == (32 * GIB, 28 * GIB)
 
 
 def test_a_job_may_have_a_share_of_the_cores(machine, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     (enter_job(machine) / "cpu.max").write_text("300000 100000\n")
 
-    assert memory_sizes.count_cores() == 3
+    assert host_memory.count_cores() == 3
 
 
 def enter_old_job(machine, own="/slurm/job/step"):
@@ -141,7 +141,7 @@ def test_limits_of_version_1_hold_along_the_path_of_a_job(machine):
     limit_old(job, 16 * GIB, 6 * GIB, cached=2 * GIB)
     limit_old(machine / "memory", UNLIMITED, 9 * GIB)
 
-    assert (memory_sizes.total_bytes(), memory_sizes.available_bytes()) == (32 * GIB, 12 * GIB)
+    assert (host_memory.total_bytes(), host_memory.available_bytes()) == (32 * GIB, 12 * GIB)
 
 
 def test_no_limit_of_version_1_is_none(machine):
@@ -149,7 +149,7 @@ def test_no_limit_of_version_1_is_none(machine):
     for group in (job, machine / "memory"):
         limit_old(group, UNLIMITED, 6 * GIB)
 
-    assert (memory_sizes.total_bytes(), memory_sizes.available_bytes()) == (32 * GIB, 28 * GIB)
+    assert (host_memory.total_bytes(), host_memory.available_bytes()) == (32 * GIB, 28 * GIB)
 
 
 @pytest.mark.parametrize("own", ["/docker/0a1b", "/", "/../outside"])
@@ -157,14 +157,14 @@ def test_a_container_of_version_1_has_its_limit(machine, own):
     enter_old_job(machine, own)
     limit_old(machine / "memory", 16 * GIB, 6 * GIB)
 
-    assert memory_sizes.available_bytes() == 10 * GIB
+    assert host_memory.available_bytes() == 10 * GIB
 
 
 def test_a_machine_grows_up_to_the_limit_of_version_1(machine):
     enter_old_job(machine)
     limit_old(machine / "memory", 128 * GIB, 4 * GIB)
 
-    assert (memory_sizes.total_bytes(), memory_sizes.available_bytes()) == (128 * GIB, 124 * GIB)
+    assert (host_memory.total_bytes(), host_memory.available_bytes()) == (128 * GIB, 124 * GIB)
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(-1, 8), (250000, 3)])
@@ -174,14 +174,14 @@ def test_a_job_of_version_1_may_have_a_share_of_the_cores(machine, monkeypatch, 
     (job / "cpu.cfs_quota_us").write_text(f"{quota}\n")
     (job / "cpu.cfs_period_us").write_text("100000\n")
 
-    assert memory_sizes.count_cores() == cores
+    assert host_memory.count_cores() == cores
 
 
 def test_a_container_that_sees_no_more_than_its_own_group_has_its_limit(machine):
     (machine / "own").write_text("0::/../outside\n")
     limit(machine, 16 * GIB, 6 * GIB)
 
-    assert memory_sizes.available_bytes() == 10 * GIB
+    assert host_memory.available_bytes() == 10 * GIB
 
 
 def test_memory_that_was_lent_away_counts(machine):
@@ -190,7 +190,7 @@ def test_memory_that_was_lent_away_counts(machine):
         f"Node 0, zone   Normal\n        spanned  {2 * pages}\n        present  {pages}\n"
     )
 
-    assert memory_sizes.total_bytes() == 128 * GIB
+    assert host_memory.total_bytes() == 128 * GIB
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max 100000", 8), ("150000 100000", 2), ("50000 100000", 1)])
@@ -198,13 +198,13 @@ def test_a_container_may_have_a_share_of_the_cores(machine, monkeypatch, quota, 
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     (machine / "cpu.max").write_text(f"{quota}\n")
 
-    assert memory_sizes.count_cores() == cores
+    assert host_memory.count_cores() == cores
 
 
 FREED = """
 import ctypes, os, sys
 from pathlib import Path
-from pyg_direct.runtime.host.memory_sizes import give_back_freed
+from pyg_direct.runtime.host.host_memory import give_back_freed
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -233,7 +233,7 @@ def test_freed_memory_goes_back():
 
 KEPT = """
 import ctypes, sys
-from pyg_direct.runtime.host.memory_sizes import keep_blocks
+from pyg_direct.runtime.host.host_memory import keep_blocks
 
 class MallInfo(ctypes.Structure):
     # As in `tests.soak`, which imports torch and PyG.
@@ -261,12 +261,12 @@ def test_large_blocks_are_not_the_systems_to_give_and_to_take(how, count):
 
 
 def test_c_libraries_without_the_function_are_left_alone(monkeypatch):
-    monkeypatch.setattr(memory_sizes.ctypes, "CDLL", lambda name: SimpleNamespace())
-    memory_sizes.give_back_freed()
-    memory_sizes.keep_blocks()
-    monkeypatch.setattr(memory_sizes.ctypes, "CDLL", lambda name: [][name])
-    memory_sizes.give_back_freed()
-    memory_sizes.keep_blocks()
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: SimpleNamespace())
+    host_memory.give_back_freed()
+    host_memory.keep_blocks()
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: [][name])
+    host_memory.give_back_freed()
+    host_memory.keep_blocks()
 
 
 def test_freed_memory_is_given_back_in_a_thousandth_of_the_time(monkeypatch):
@@ -276,9 +276,9 @@ def test_freed_memory_is_given_back_in_a_thousandth_of_the_time(monkeypatch):
         given.append(now[0])
         now[0] += 0.01
 
-    monkeypatch.setattr(memory_sizes, "give_back_freed", give_back)
-    monkeypatch.setattr(memory_sizes, "time", SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: now[0]))
-    give = memory_sizes._GivesBack()
+    monkeypatch.setattr(host_memory, "give_back_freed", give_back)
+    monkeypatch.setattr(host_memory, "time", SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: now[0]))
+    give = host_memory._GivesBack()
     for _ in range(50):
         give()
         now[0] += 0.5

@@ -26,7 +26,7 @@ from pyg_direct import (
 )
 from pyg_direct.errors import ArgumentError
 from pyg_direct.loader import NeighborSampler as LayerLoader
-from pyg_direct.loader.profiler import RANGES
+from pyg_direct.loader.batch_report import RANGES
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import hash_batches, make_data
 from tests.hetero_data import make_hetero
