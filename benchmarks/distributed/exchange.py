@@ -225,6 +225,9 @@ class Itself:
     def exchange_with_others(self, to_send: torch.Tensor, received: torch.Tensor, stream: int) -> None:
         """Do nothing: there are no others."""
 
+    def follow(self, event: Any) -> None:
+        """Do nothing: no rank is gone."""
+
     def wait(self, event: Any) -> None:
         """Wait for an event."""
         event.synchronize()
