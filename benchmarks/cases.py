@@ -54,7 +54,7 @@ from benchmarks.nn.first_layer import measure_first_layer
 from benchmarks.nn.inference import inference
 from benchmarks.nn.models import measure_accelerated_steps, measure_epochs
 from benchmarks.nn.relational import measure_relations as measure_relational_layers
-from benchmarks.nn.rgat import measure_rgat, measure_rgat_on_host
+from benchmarks.nn.rgat import measure_rgat, measure_rgat_accuracy, measure_rgat_on_host
 from benchmarks.nn.typed_steps import measure_typed_steps
 from benchmarks.nn.unedited import measure_unedited
 from benchmarks.nn.whole_graphs import measure_whole_graphs
@@ -186,6 +186,14 @@ def rgat_host(scale: float) -> Iterator[Row]:
     """Measure R-GAT over a 32nd of IGBH-Full, with fp8 rows in GPU memory and in host memory."""
     resolve_device("cuda")
     yield from measure_rgat_on_host(scale / 32, f"igbh / {32 / scale:g}")
+
+
+def rgat_accuracy(scale: float) -> Iterator[Row]:
+    """Measure the accuracy of R-GAT after few steps, accelerated and with PyG's kernels, by three runs of each."""
+    is_on_gpu = torch.cuda.is_available()
+    own = (1 / 256 if is_on_gpu else 1e-4) * scale
+    yield from measure_rgat_accuracy(own, f"igbh / {1 / own:g}", batches=150 if is_on_gpu else 60,
+                                     size=512 if is_on_gpu else 128)  # fmt: skip
 
 
 def igbh_files(scale: float) -> Iterator[Row]:
@@ -447,6 +455,7 @@ LONG_CASES: dict[str, Case] = {
     "convolutions": convolutions,
     "rgat": rgat,
     "rgat_host": rgat_host,
+    "rgat_accuracy": rgat_accuracy,
     "igbh_files": igbh_files,
     "link_share": link_share,
     "whole_graphs": whole_graphs,
