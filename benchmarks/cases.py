@@ -192,7 +192,7 @@ def rgat_accuracy(scale: float) -> Iterator[Row]:
     """Measure the accuracy of R-GAT after few steps, accelerated and with PyG's kernels, by three runs of each."""
     is_on_gpu = torch.cuda.is_available()
     own = (1 / 256 if is_on_gpu else 1e-4) * scale
-    yield from measure_rgat_accuracy(own, f"igbh / {1 / own:g}", batches=150 if is_on_gpu else 60,
+    yield from measure_rgat_accuracy(own, f"igbh / {1 / own:g}", batches=150 if is_on_gpu else 120,
                                      size=512 if is_on_gpu else 128)  # fmt: skip
 
 
