@@ -10,6 +10,8 @@ read by the optimizer alone. Of their hot rows only the copies are written, whic
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -39,14 +41,32 @@ _BLOCKS = 2 * DEFAULT_BLOCKS
 _TABLES = 3
 
 
+class HotRows(NamedTuple):
+    """Rows that lie in GPU memory too.
+
+    Attributes:
+        ids: Ascending int64 `[H]` on the GPU.
+        directory: Finds the place of an id among them.
+        misses: Share of the reads that goes to other rows.
+    """
+
+    ids: Tensor
+    directory: Directory
+    misses: float
+
+    @classmethod
+    def of(cls, ids: Tensor, num_rows: int, misses: float = 1.0) -> HotRows | None:
+        """Make the directory of hot rows among `num_rows`; None if there are none."""
+        return cls(ids, Directory.of(ids, num_rows).wait(), misses) if ids.numel() > 0 else None
+
+
 class TrainedRows:
     """A table of rows `[N, D]`, and copies of the hot ones.
 
     Args:
         table: `[N, D]`, contiguous, as the device sees it that computes.
         block: Memory of the host that `table` lies in; None for ordinary memory and memory of the GPU.
-        hot_ids: Ids of the hot rows, ascending int64 `[H]` on the device of `table`; None for none.
-        misses: Share of the reads that goes to other rows.
+        hot_rows: Rows to be copied; None for none.
         writes_through: Write hot rows to the table too.
 
     Raises:
@@ -57,24 +77,23 @@ class TrainedRows:
         version: Number of the writes that torch has seen to `table`, when the hot copies were made.
     """
 
-    def __init__(self, table: Tensor, block: Block | None = None, hot_ids: Tensor | None = None, misses: float = 1.0,
-                 *, writes_through: bool = True) -> None:  # fmt: skip
-        self.table, self.block, self.hot_ids, self.misses = table, block, hot_ids, misses
+    def __init__(self, table: Tensor, block: Block | None = None, hot_rows: HotRows | None = None, *,
+                 writes_through: bool = True) -> None:  # fmt: skip
+        self.table, self.block, self.hot_rows = table, block, hot_rows
         self.placement = table.device.type if block is None else block.placement
         self._writes_through, self.version = writes_through, table._version
         self._max_blocks: int | None = None
         if block is not None and table.numel() > 0:
             row_bytes = table.shape[1] * table.element_size()
+            misses = 1.0 if hot_rows is None else hot_rows.misses
             self._max_blocks = blocks_beside_hot(blocks_for_rows(_BLOCKS, row_bytes, row_bytes), misses)
         self.hot: Tensor | None = None
-        self._directory: Directory | None = None
-        if hot_ids is not None and hot_ids.numel() > 0:
+        if hot_rows is not None:
             try:
-                self.hot = gather_rows(table, hot_ids, max_blocks=self._max_blocks)
+                self.hot = gather_rows(table, hot_rows.ids, max_blocks=self._max_blocks)
             except torch.OutOfMemoryError as error:
-                raise MemoryLimitError(f"device_cache_size must leave GPU memory for {len(hot_ids)} hot rows of the "
-                                       f"table, and of each number of its optimizer: {error}") from error  # fmt: skip
-            self._directory = Directory.of(hot_ids, len(table)).wait()
+                raise MemoryLimitError(f"device_cache_size must leave GPU memory for {len(hot_rows.ids)} hot rows, and "
+                                       f"as many of each number of an optimizer: {error}") from error  # fmt: skip
 
     @property
     def num_hot_rows(self) -> int:
@@ -90,9 +109,9 @@ class TrainedRows:
         """
         if self.block is not None:
             self.block.check_process()
-        if self.hot is None:
+        if self.hot is None or self.hot_rows is None:
             return gather_rows(self.table, ids, errors=errors, max_blocks=self._max_blocks)
-        return gather_rows(self.hot, ids, cold=self.table, directory=self._directory, errors=errors,
+        return gather_rows(self.hot, ids, cold=self.table, directory=self.hot_rows.directory, errors=errors,
                            max_blocks=self._max_blocks)  # fmt: skip
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
@@ -103,11 +122,10 @@ class TrainedRows:
                 no row.
             rows: `[n, D]` of the table's dtype, on that device.
         """
-        if self.hot is None:
+        if self.hot is None or self.hot_rows is None:
             _scatter(self.table, ids, rows)
             return
-        assert self._directory is not None
-        places = locate_ids(ids, self._directory, len(self.table))
+        places = locate_ids(ids, self.hot_rows.directory, len(self.table))
         _scatter(self.hot, places, rows)
         _scatter(self.table, ids if self._writes_through else torch.where(places < 0, ids, -1), rows)
 
@@ -116,9 +134,8 @@ class TrainedRows:
         if self.version == self.table._version:
             return
         self.version = self.table._version
-        if self.hot is not None:
-            assert self.hot_ids is not None
-            gather_rows(self.table, self.hot_ids, out=self.hot, max_blocks=self._max_blocks)
+        if self.hot_rows is not None:
+            gather_rows(self.table, self.hot_rows.ids, out=self.hot, max_blocks=self._max_blocks)
 
     def note_written(self) -> None:
         """Show torch that `write` has changed the table."""
@@ -137,9 +154,8 @@ class TrainedRows:
         """Return all rows over the same memory, `[N, D]`; a table on the host as a tensor of the CPU, after the GPU has
         finished.
         """
-        if self.hot is not None and not self._writes_through:
-            assert self.hot_ids is not None
-            _scatter(self.table, self.hot_ids, self.hot)
+        if self.hot is not None and self.hot_rows is not None and not self._writes_through:
+            _scatter(self.table, self.hot_rows.ids, self.hot)
         if self.block is None:
             return self.table
         if self.table.is_cuda:
@@ -151,7 +167,7 @@ class TrainedRows:
         table, block = allocate_rows(self.table.shape, self.table.dtype, self.placement, self.table.device)
         if block is None or value != 0:
             table.fill_(value)
-        return TrainedRows(table, block, self.hot_ids, self.misses, writes_through=False)
+        return TrainedRows(table, block, self.hot_rows, writes_through=False)
 
 
 def _scatter(table: Tensor, ids: Tensor, rows: Tensor) -> None:
@@ -200,22 +216,20 @@ def place_trained(shape: torch.Size, dtype: torch.dtype, placement: str, device:
 
 
 def choose_hot_rows(table: Tensor, asked: int | str, hotness: str | Tensor, csr_topo: Listing | None
-                    ) -> tuple[Tensor | None, float]:  # fmt: skip
+                    ) -> HotRows | None:  # fmt: skip
     """Choose the hot rows of a table on the host, `[N, D]` as the GPU sees it.
 
     Args:
         asked, hotness, csr_topo: The `device_cache_size`, `hotness` and `csr_topo` of an embedding.
-
-    Returns:
-        Their ids, ascending int64 `[H]` on that GPU, or None; and the share of the reads that goes to other rows.
     """
     num_bytes = table.numel() * table.element_size()
-    budget = fit_budget(min(num_bytes, parse_size(asked, num_bytes)), asked, table.device)
+    budget = min(num_bytes, parse_size(asked, num_bytes))
     if budget == 0:
-        return None, 1.0
+        return None
+    budget = fit_budget(budget, asked, table.device)
     scores = score_rows(hotness, csr_topo, len(table))
     ids, misses = choose_hottest(scores, len(table), budget * len(table) // num_bytes)
-    return ids.to(table.device), misses
+    return HotRows.of(ids.to(table.device), len(table), misses)
 
 
 _ROWS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

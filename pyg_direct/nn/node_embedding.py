@@ -19,6 +19,7 @@ from pyg_direct.features.hot_rows import Listing, check_hotness, check_scores
 from pyg_direct.features.tiers.base import ReadErrors
 from pyg_direct.features.trained_rows import (
     PLACEMENTS,
+    HotRows,
     TrainedRows,
     choose_hot_rows,
     find_rows,
@@ -49,9 +50,9 @@ class NodeEmbedding(torch.nn.Embedding):
         embedding_dim: Width of a row, D.
         device: Device of the rows of a batch; None is the current GPU, or the CPU if there is no GPU.
         dtype: Of the rows, a floating dtype; None for torch's default.
-        placement: Memory of the table: `cuda`, or `unified` or `pinned` host memory. `auto` takes GPU memory if a
-            part of it holds the rows and two numbers of each for Adam, otherwise the host memory that the GPU reads
-            faster. On a CPU there is only one.
+        placement: Memory of the table: `cuda`, or `unified` or `pinned` host memory. `auto` takes GPU memory if the
+            table and Adam's numbers fit what a loader may take of it. Otherwise it takes the host memory that the GPU
+            reads faster. On a CPU there is only one.
         device_cache_size: Of a table on the host: GPU memory for hot rows, in bytes, `"200M"`, or a share of the rows
             such as `"20%"`. An optimizer takes as much for each number that it keeps.
         csr_topo: The graph, to rank rows by.
@@ -59,6 +60,8 @@ class NodeEmbedding(torch.nn.Embedding):
             as `expected_reads` returns. Without both, the first rows are the hot ones.
         process_group: Processes that each hold the table and train together: gradients are their mean, as of
             `DistributedDataParallel`, and the first of them gives the initial rows. All call it, and backward, alike.
+        _weight, _freeze: Rows to begin with, `[N, D]` of a floating dtype, and True if they are not trained; see
+            `from_pretrained`.
 
     Attributes:
         weight: The table, `[N, D]`, as a parameter on `device`.
@@ -111,10 +114,8 @@ class NodeEmbedding(torch.nn.Embedding):
                 self.weight.copy_(_weight)
         if process_group is not None:
             _take_first(self.weight.detach(), process_group)
-        hot_ids, misses = None, 1.0
-        if block is not None:
-            hot_ids, misses = choose_hot_rows(table, device_cache_size, hotness, csr_topo)
-        self._hold(None if block is None else TrainedRows(self.weight.detach(), block, hot_ids, misses))
+        hot_rows = None if block is None else choose_hot_rows(table, device_cache_size, hotness, csr_topo)
+        self._hold(None if block is None else TrainedRows(self.weight.detach(), block, hot_rows))
 
     def _hold(self, rows: TrainedRows | None) -> None:
         """Keep the rows of a table on the host; those of other tables are found by the parameter alone."""
@@ -221,10 +222,10 @@ class NodeEmbedding(torch.nn.Embedding):
                                     "state_dict()")  # fmt: skip
         if self._rows is not None:
             rows = torch.nn.Parameter(self._rows.list_rows(), self.weight.requires_grad)
-            hot_ids = self._rows.hot_ids
+            hot = self._rows.hot_rows
             state["_parameters"] = {"weight": rows}
-            state["_placed"] = (self.placement, self.weight.device, None if hot_ids is None else hot_ids.cpu(),
-                                self._rows.misses)  # fmt: skip
+            hottest = None if hot is None else (hot.ids.cpu(), hot.misses)
+            state["_placed"] = self.placement, self.weight.device, hottest
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -233,7 +234,7 @@ class NodeEmbedding(torch.nn.Embedding):
         self._rows = self._errors = None
         if placed is None:
             return
-        placement, device, hot_ids, misses = placed
+        placement, device, hottest = placed
         if device.type == "cuda" and not torch.cuda.is_available():
             # Pickled where there was a GPU: the rows stay on the CPU.
             return
@@ -241,8 +242,8 @@ class NodeEmbedding(torch.nn.Embedding):
         table, block = place_trained(source.shape, source.dtype, placement, device)
         table.copy_(source.detach())
         self.weight = torch.nn.Parameter(table, source.requires_grad)
-        hot_ids = None if hot_ids is None else hot_ids.to(device)
-        self._hold(TrainedRows(self.weight.detach(), block, hot_ids, misses))
+        hot_rows = None if hottest is None else HotRows.of(hottest[0].to(device), len(table), hottest[1])
+        self._hold(TrainedRows(self.weight.detach(), block, hot_rows))
 
 
 def _refresh(module: Any, args: Any) -> None:
@@ -262,12 +263,15 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (ids,), rows = ctx.saved_tensors, grads[0].contiguous()
+        (ids,), rows = ctx.saved_tensors, grads[0]
         ids = ids.long()
         if ids.is_cuda:
             # The forward pass has reported ids out of range; they must not reach a kernel of torch.
             is_row = (ids >= 0) & (ids < ctx.shape[0])
-            ids, rows = torch.where(is_row, ids, 0), torch.where(is_row[:, None], rows, 0)
+            ids, rows = torch.where(is_row, ids, 0), torch.where(is_row[:, None], rows.contiguous(), 0)
+        else:
+            # A scaler writes to gradients, and other tensors may have the memory of this one.
+            rows = rows.clone(memory_format=torch.contiguous_format)
         if ctx.group is not None:
             ids, rows = _join_gradients(ids, rows, ctx.group)
         grad = torch.sparse_coo_tensor(ids[None], rows, ctx.shape, check_invariants=False)

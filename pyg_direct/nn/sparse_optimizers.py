@@ -1,8 +1,8 @@
 """Optimizers that read and write only the rows of a batch, in the memory that the table of an embedding lies in.
 
-They are torch's optimizers for sparse gradients, over `TrainedRows`: a row that has no gradient stays as it is, and so
-do the numbers that are kept for it. Ids that come several times have their gradients summed in the order of the batch,
-and ids go to the memory in ascending order. No step waits for the GPU.
+They are torch's optimizers for sparse gradients, over `TrainedRows`. A row without a gradient stays as it is, and so do
+the numbers that are kept for it. Ids that come several times have their gradients summed in the order of the batch. Ids
+go to memory in ascending order. No step waits for the GPU.
 
 `state_dict()` has torch's form. Tables on the host are tensors of the CPU there, so that a checkpoint is not read into
 GPU memory.
@@ -186,11 +186,12 @@ class SparseSGD(_SparseOptimizer):
 
     Example:
         >>> nodes = NodeEmbedding(num_embeddings=4, embedding_dim=2, device="cpu")
-        >>> optimizer, before = SparseSGD(nodes.parameters(), lr=0.5), nodes.weight.detach().clone()
+        >>> nodes.load_state_dict({"weight": torch.zeros(4, 2)})
+        <All keys matched successfully>
         >>> nodes(torch.tensor([1, 1])).sum().backward()
-        >>> optimizer.step()
-        >>> (before - nodes.weight)[1].tolist()
-        [1.0, 1.0]
+        >>> SparseSGD(nodes.parameters(), lr=0.5).step()
+        >>> nodes.weight.tolist()
+        [[0.0, 0.0], [-1.0, -1.0], [0.0, 0.0], [0.0, 0.0]]
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, *, maximize: bool = False) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from pyg_direct.errors import ArgumentError, DeviceError
 from pyg_direct.features import trained_rows
-from pyg_direct.features.trained_rows import TrainedRows, allocate_rows, find_rows, hold_rows, place_trained
+from pyg_direct.features.trained_rows import HotRows, TrainedRows, allocate_rows, find_rows, hold_rows, place_trained
 from pyg_direct.runtime.cuda.memory import allocate
 
 NUM_ROWS = 40
@@ -13,7 +13,11 @@ NUM_ROWS = 40
 
 def make_rows(device, hot_ids=(), **options):
     table = torch.arange(NUM_ROWS * 3.0, device=device).view(NUM_ROWS, 3)
-    return TrainedRows(table, None, torch.tensor(hot_ids, dtype=torch.int64, device=device), **options)
+    return TrainedRows(table, None, choose(hot_ids, device), **options)
+
+
+def choose(ids, device):
+    return HotRows.of(torch.tensor(ids, dtype=torch.int64, device=device), NUM_ROWS)
 
 
 @pytest.fixture(params=[(), (0, 5, 39), tuple(range(NUM_ROWS))], ids=["none hot", "some hot", "all hot"])
@@ -94,12 +98,12 @@ def test_rows_are_loaded_and_their_copies_too(device, hot_ids):
 
 
 def test_a_parameter_leads_to_its_rows_until_its_memory_is_another(device):
-    parameter = torch.nn.Parameter(torch.zeros(4, 2, device=device))
-    rows = TrainedRows(parameter.detach(), hot_ids=torch.tensor([1], device=device))
+    parameter = torch.nn.Parameter(torch.zeros(NUM_ROWS, 2, device=device))
+    rows = TrainedRows(parameter.detach(), hot_rows=choose((1,), device))
     hold_rows(parameter, rows)
 
     found = find_rows(parameter)
-    parameter.data = torch.ones(4, 2, device=device)
+    parameter.data = torch.ones(NUM_ROWS, 2, device=device)
     other = find_rows(parameter)
 
     assert found is rows
@@ -129,7 +133,8 @@ def test_tables_lie_in_gpu_memory_if_their_optimizer_fits_too(monkeypatch, free,
 def test_rows_of_a_gpu_are_seen_from_the_cpu(placement):
     gpu = torch.device("cuda", torch.cuda.current_device())
     table, block = place_trained(torch.Size((1000, 17)), torch.float32, placement, gpu)
-    rows = TrainedRows(table.zero_(), block, torch.arange(0, 1000, 7, device=gpu), writes_through=False)
+    hot_rows = HotRows.of(torch.arange(0, 1000, 7, device=gpu), 1000)
+    rows = TrainedRows(table.zero_(), block, hot_rows, writes_through=False)
     ids = torch.randperm(1000, device=gpu)
     new = torch.randn(1000, 17, device=gpu)
 

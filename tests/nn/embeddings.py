@@ -5,6 +5,7 @@ import torch
 
 from pyg_direct import NodeEmbedding
 from pyg_direct.features import trained_rows
+from pyg_direct.features.trained_rows import HotRows
 from pyg_direct.nn import node_embedding
 from pyg_direct.runtime.cuda.memory import allocate
 
@@ -21,7 +22,7 @@ def _allocate_on_cpu(shape, dtype, placement, device):
 
 def _choose_on_cpu(table, asked, hotness, csr_topo):
     count = len(table) * int(str(asked).removesuffix("%")) // 100
-    return (torch.arange(count), 0.5) if count else (None, 1.0)
+    return HotRows.of(torch.arange(count), len(table), 0.5)
 
 
 @pytest.fixture(params=PLACES)

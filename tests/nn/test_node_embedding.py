@@ -56,6 +56,18 @@ def test_gradients_of_several_passes_add_up(place):
     torch.testing.assert_close(ours.weight.grad.to_dense(), theirs.weight.grad.to_dense())
 
 
+def test_a_gradient_has_memory_of_its_own(place):
+    _, ours = make_pair(place)
+    bias = torch.zeros(2, 5, device=place["device"], requires_grad=True)
+
+    (ours(torch.tensor([1, 2], device=place["device"])) + bias).square().sum().backward()
+    before = bias.grad.clone()
+    ours.weight.grad._values().zero_()
+
+    assert torch.equal(bias.grad, before)
+    assert before.abs().sum() > 0
+
+
 def test_frozen_rows_have_no_gradient(place):
     rows = NodeEmbedding.from_pretrained(torch.randn(4, 2), **place)
 
