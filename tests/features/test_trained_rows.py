@@ -3,9 +3,17 @@
 import pytest
 import torch
 
-from pyg_direct.errors import ArgumentError, DeviceError
+from pyg_direct.errors import ArgumentError, DeviceError, MemoryLimitError
 from pyg_direct.features import trained_rows
-from pyg_direct.features.trained_rows import HotRows, TrainedRows, allocate_rows, find_rows, hold_rows, place_trained
+from pyg_direct.features.trained_rows import (
+    HotRows,
+    TrainedRows,
+    allocate_rows,
+    choose_hot_rows,
+    find_rows,
+    hold_rows,
+    place_trained,
+)
 from pyg_direct.runtime.cuda.memory import allocate
 
 NUM_ROWS = 40
@@ -126,6 +134,29 @@ def test_tables_lie_in_gpu_memory_if_their_optimizer_fits_too(monkeypatch, free,
     monkeypatch.setattr(trained_rows, "allocate_rows", lambda shape, dtype, placement, device: placement)
 
     assert place_trained(torch.Size((1000, 2)), torch.float32, "auto", torch.device("cuda", 0)) == place
+
+
+@pytest.mark.parametrize(("asked", "ids", "misses"), [(0, None, 1), ("20%", [2, 3], 0.25), ("100%", [*range(10)], 0)])
+def test_hot_rows_are_those_with_the_highest_scores(monkeypatch, asked, ids, misses):
+    monkeypatch.setattr(trained_rows, "fit_budget", lambda budget, asked, device: budget)
+    scores = torch.tensor([0, 0, 2, 4, 1, 1, 0, 0, 0, 0])
+
+    found = choose_hot_rows(torch.zeros(10, 3), asked, scores, None)
+
+    if ids is None:
+        assert found is None
+    else:
+        assert (found.ids.tolist(), found.misses) == (ids, pytest.approx(misses))
+
+
+def test_hot_rows_without_room_are_named(monkeypatch):
+    def run_out(*args, **options):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(trained_rows, "gather_rows", run_out)
+
+    with pytest.raises(MemoryLimitError, match=r"device_cache_size must leave GPU memory for 2 hot rows, .*: out of m"):
+        make_rows(torch.device("cpu"), (1, 2))
 
 
 @pytest.mark.gpu

@@ -251,6 +251,18 @@ def test_copies_have_rows_of_their_own_of_the_same_kind(place, way):
     assert repr(made) == repr(rows)
 
 
+def test_rows_of_a_gpu_open_on_a_machine_without_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    source = NodeEmbedding(40, 5, device="cpu")
+    state = {**source.__getstate__(), "_placed": ("unified", torch.device("cuda", 0), None)}
+
+    made = NodeEmbedding.__new__(NodeEmbedding)
+    made.__setstate__(state)
+
+    assert made.placement == "cpu"
+    assert torch.equal(made(torch.tensor([3])), source(torch.tensor([3])))
+
+
 def test_hot_rows_follow_what_torch_writes(place):
     rows = NodeEmbedding(40, 5, **place)
     ids = torch.tensor([0, 39], device=place["device"])

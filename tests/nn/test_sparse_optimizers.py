@@ -217,6 +217,28 @@ def test_schedules_and_groups_are_those_of_torch(place):
     torch.testing.assert_close(other.weight, more.weight)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [SparseSGD, SparseAdagrad, SparseAdam])
+@pytest.mark.parametrize("cache", [0, "20%"])
+@pytest.mark.parametrize("placement", ["cuda", "unified", "pinned"])
+def test_a_step_does_not_wait_for_the_gpu(placement, cache, make):
+    place = {"device": torch.device("cuda", torch.cuda.current_device()), "placement": placement,
+             "device_cache_size": cache}  # fmt: skip
+    table = NodeEmbedding(40, 5, **place)
+    optimizer, (ids, target) = make(table.parameters(), lr=0.1), draw(place)
+    step(table, optimizer, ids, target)
+    torch.cuda.synchronize()
+
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(table, optimizer, ids, target)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+    assert bool(table.weight.isfinite().all())
+
+
 def test_a_closure_gives_the_loss(place):
     _, ours = make_pair(place)
     optimizer = SparseSGD(ours.parameters(), lr=0.1)
