@@ -449,33 +449,37 @@ def _loss(rows, step):
     return (rows.square().sum(1) * (step + 1)).sum() + rows.sum()
 
 
-def _train_of_group(rank, way):
+def _train_of_group(rank, way, kind):
+    """Return the rows that a process began and ended with, on the CPU."""
     start, batches = _make_alike()
+    device = torch.device(kind, rank if kind == "cuda" else None)
+    group = torch.distributed.new_group(backend="nccl" if kind == "cuda" else "gloo")
     torch.manual_seed(rank)
-    group = torch.distributed.group.WORLD
     if way == "group":
-        table = NodeEmbedding(20, 3, device="cpu", process_group=group)
-        begin = table.weight.detach().clone()
+        table = NodeEmbedding(20, 3, device=device, placement="unified", device_cache_size="20%", process_group=group)
+        begin = table.weight.detach().cpu()
         table.load_state_dict({"weight": start})
         model = table
+        with pytest.raises(ArgumentTypeError, match="with a process_group cannot be copied"):
+            copy.deepcopy(table)
     else:
-        table = NodeEmbedding.from_pretrained(start, freeze=False, device="cpu")
+        table = NodeEmbedding.from_pretrained(start, freeze=False, device=device)
         begin = table.weight.detach().clone()
         model = DistributedDataParallel(table)
     optimizer = SparseAdam(table.parameters(), lr=0.1)
     for step, ids in enumerate(batches[rank]):
         optimizer.zero_grad()
-        _loss(model(ids), step).backward()
+        _loss(model(ids.to(device)), step).backward()
         optimizer.step()
-    if way == "group":
-        with pytest.raises(ArgumentTypeError, match="with a process_group cannot be copied"):
-            copy.deepcopy(table)
-    return begin, table.weight.detach()
+    return begin, table.weight.detach().cpu()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["group", "DistributedDataParallel"])
-def test_processes_train_one_table(way, quick_starts):
+@pytest.mark.parametrize(("way", "kind"), [
+    ("group", "cpu"), ("DistributedDataParallel", "cpu"),
+    pytest.param("group", "cuda", marks=[pytest.mark.gpu, pytest.mark.gpus]),
+])  # fmt: skip
+def test_processes_train_one_table(way, kind):
     start, batches = _make_alike()
     table = torch.nn.Embedding.from_pretrained(start.clone(), freeze=False, sparse=True)
     optimizer = torch.optim.SparseAdam(list(table.parameters()), lr=0.1)
@@ -484,7 +488,7 @@ def test_processes_train_one_table(way, quick_starts):
         (sum(_loss(table(ids), step) for ids in parts) / 2).backward()
         optimizer.step()
 
-    (begin, first), (other_begin, second) = run_ranks(_train_of_group, 2, way)
+    (begin, first), (other_begin, second) = run_ranks(_train_of_group, 2, way, kind)
 
     assert torch.equal(begin, other_begin)
     assert torch.equal(first, second)
