@@ -21,6 +21,7 @@ from benchmarks.features.disk import measure_disk_feature, measure_disk_rows, me
 from benchmarks.features.hot_rows import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
 from benchmarks.features.igbh_files import measure_igbh_files
 from benchmarks.features.larger_than_memory import measure_larger_than_memory
+from benchmarks.features.learned_rows import measure_learned_rows
 from benchmarks.features.link_share import measure_link_share
 from benchmarks.features.sharded import measure_sharded
 from benchmarks.features.shared_start import measure_shared_start
@@ -106,6 +107,12 @@ def gather(scale: float) -> Iterator[Row]:
     yield from measure_cached_rows()
     yield from measure_stored_rows()
     yield from measure_cold_rows()
+
+
+def learned_rows(scale: float) -> Iterator[Row]:
+    """Measure steps of rows that are learned, in GPU memory and on the host, beside torch's."""
+    batch_size = 200_000 if torch.cuda.is_available() else 20_000
+    yield from measure_learned_rows(max(1000, int(4_000_000 * scale)), batch_size=int(batch_size * min(1.0, scale)))
 
 
 def loader(scale: float) -> Iterator[Row]:
@@ -432,6 +439,7 @@ SHORT_CASES: dict[str, Case] = {
     "sampling": sampling,
     "launch": launch,
     "gather": gather,
+    "learned_rows": learned_rows,
     "loader": loader,
     "aggregate": aggregate,
     "models": models,

@@ -7,6 +7,7 @@
 - `any_convolution.py`: any other `MessagePassing`; `known_targets.py`: its reductions over known targets.
 - `conv/`: a file for each convolution, and the table of them: GCN, GAT, SAGE, GIN, GINE, RGCN and HGT.
 - `hetero/`: layers over many relations, joined into one.
+- `node_embedding.py`, `sparse_optimizers.py`: rows that are learned, and optimizers of the rows of a batch.
 - `static_batch.py`: signals `[B, N, F]` over one structure, in one pass.
 - `trimming.py`: rows that the next layer drops; `linear.py`: products of rows with matrices.
 - `replay/`: steps and passes replayed as CUDA graphs, on batches of one layout.
