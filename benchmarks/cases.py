@@ -21,6 +21,7 @@ from benchmarks.features.disk import measure_disk_feature, measure_disk_rows, me
 from benchmarks.features.hot_rows import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
 from benchmarks.features.igbh_files import measure_igbh_files
 from benchmarks.features.larger_than_memory import measure_larger_than_memory
+from benchmarks.features.learned_rows import measure_learned_rows
 from benchmarks.features.link_share import measure_link_share
 from benchmarks.features.sharded import measure_sharded
 from benchmarks.features.shared_start import measure_shared_start
@@ -54,7 +55,7 @@ from benchmarks.nn.first_layer import measure_first_layer
 from benchmarks.nn.inference import inference
 from benchmarks.nn.models import measure_accelerated_steps, measure_epochs
 from benchmarks.nn.relational import measure_relations as measure_relational_layers
-from benchmarks.nn.rgat import measure_rgat, measure_rgat_on_host
+from benchmarks.nn.rgat import measure_rgat, measure_rgat_accuracy, measure_rgat_on_host
 from benchmarks.nn.typed_steps import measure_typed_steps
 from benchmarks.nn.unedited import measure_unedited
 from benchmarks.nn.whole_graphs import measure_whole_graphs
@@ -106,6 +107,12 @@ def gather(scale: float) -> Iterator[Row]:
     yield from measure_cached_rows()
     yield from measure_stored_rows()
     yield from measure_cold_rows()
+
+
+def learned_rows(scale: float) -> Iterator[Row]:
+    """Measure steps of rows that are learned, in GPU memory and on the host, beside torch's."""
+    batch_size = 200_000 if torch.cuda.is_available() else 20_000
+    yield from measure_learned_rows(max(1000, int(4_000_000 * scale)), batch_size=int(batch_size * min(1.0, scale)))
 
 
 def loader(scale: float) -> Iterator[Row]:
@@ -186,6 +193,14 @@ def rgat_host(scale: float) -> Iterator[Row]:
     """Measure R-GAT over a 32nd of IGBH-Full, with fp8 rows in GPU memory and in host memory."""
     resolve_device("cuda")
     yield from measure_rgat_on_host(scale / 32, f"igbh / {32 / scale:g}")
+
+
+def rgat_accuracy(scale: float) -> Iterator[Row]:
+    """Measure the accuracy of R-GAT after few steps, accelerated and with PyG's kernels, by three runs of each."""
+    is_on_gpu = torch.cuda.is_available()
+    own = (1 / 256 if is_on_gpu else 1e-4) * scale
+    yield from measure_rgat_accuracy(own, f"igbh / {1 / own:g}", batches=150 if is_on_gpu else 120,
+                                     size=512 if is_on_gpu else 128)  # fmt: skip
 
 
 def igbh_files(scale: float) -> Iterator[Row]:
@@ -424,6 +439,7 @@ SHORT_CASES: dict[str, Case] = {
     "sampling": sampling,
     "launch": launch,
     "gather": gather,
+    "learned_rows": learned_rows,
     "loader": loader,
     "aggregate": aggregate,
     "models": models,
@@ -447,6 +463,7 @@ LONG_CASES: dict[str, Case] = {
     "convolutions": convolutions,
     "rgat": rgat,
     "rgat_host": rgat_host,
+    "rgat_accuracy": rgat_accuracy,
     "igbh_files": igbh_files,
     "link_share": link_share,
     "whole_graphs": whole_graphs,

@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import torch
@@ -118,18 +118,20 @@ def classify_seeds(model: torch.nn.Module, batch: Data) -> torch.Tensor:
 
 
 def fit(model: torch.nn.Module, loader: Iterable, predict: Callable, epochs: int, lr: float = 0.005,
-        loss_of: Callable = F.cross_entropy) -> None:  # fmt: skip
-    """Train; `predict(batch)` returns the model's output and the target of a batch."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+        loss_of: Callable = F.cross_entropy, optimizers: Sequence = ()) -> None:  # fmt: skip
+    """Train, by Adam or the given optimizers; `predict(batch)` returns the model's output and the target of a batch."""
+    optimizers = optimizers or [torch.optim.Adam(model.parameters(), lr=lr)]
     for epoch in range(1, epochs + 1):
         model.train()
         begin, total_loss, count = time.perf_counter(), 0.0, 0
         for batch in tqdm(loader, desc=f"epoch {epoch}", leave=False, disable=None):
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             out, right = predict(batch)
             loss = loss_of(out, right)
             loss.backward()
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
             total_loss += loss.detach() * len(right)
             count += len(right)
         print(f"epoch {epoch}: loss {float(total_loss) / count:.4f}, {time.perf_counter() - begin:.2f} s", flush=True)

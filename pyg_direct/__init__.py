@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from pyg_direct.loader.tgn import LastNeighborLoader, TGNMemory
     from pyg_direct.loader.walk_models import MetaPath2Vec, Node2Vec
     from pyg_direct.nn.accelerate import accelerate
+    from pyg_direct.nn.node_embedding import NodeEmbedding
     from pyg_direct.nn.replay.graphed_step import GraphedStep
     from pyg_direct.nn.sorted_edges import to_edge_index
+    from pyg_direct.nn.sparse_optimizers import SparseAdagrad, SparseAdam, SparseSGD
     from pyg_direct.noedit.install import install, uninstall
     from pyg_direct.runtime.cuda.peer_memory import DeviceGroup, init_p2p, p2pCliqueTopo
     from pyg_direct.sampler.graph_store import GraphStore
@@ -62,11 +64,12 @@ __all__ = [
     "DeviceConfig", "DeviceGroup", "Feature", "FeatureStore", "GraphSAINTEdgeSampler", "GraphSAINTNodeSampler",
     "GraphSAINTRandomWalkSampler", "GraphSageSampler", "GraphStore", "GraphedStep", "HGTLoader", "LastNeighborLoader",
     "LinkLoader", "LinkNeighborLoader", "MemAdvise", "MetaPath2Vec", "MixedGraphSageSampler", "NeighborLoader",
-    "Node2Vec", "NodeLoader", "PPRLoader", "PrefetchLoader", "Producers", "RandomNegativeSampler", "RandomNodeLoader",
-    "SampleJob", "ShaDowKHopSampler", "SubGraphLoader", "TGNMemory", "TemporalDataLoader", "UnifiedTensor",
-    "__version__", "accelerate", "count_reads", "enable_unified_device", "expected_edge_reads", "expected_reads",
-    "infer", "inference_loader", "init_p2p", "install", "p2pCliqueTopo", "pack_rows", "random_walk", "save_rows",
-    "to_edge_index", "to_unified", "unified_device", "uninstall",
+    "Node2Vec", "NodeEmbedding", "NodeLoader", "PPRLoader", "PrefetchLoader", "Producers", "RandomNegativeSampler",
+    "RandomNodeLoader", "SampleJob", "ShaDowKHopSampler", "SparseAdagrad", "SparseAdam", "SparseSGD", "SubGraphLoader",
+    "TGNMemory", "TemporalDataLoader", "UnifiedTensor", "__version__", "accelerate", "count_reads",
+    "enable_unified_device", "expected_edge_reads", "expected_reads", "infer", "inference_loader", "init_p2p",
+    "install", "p2pCliqueTopo", "pack_rows", "random_walk", "save_rows", "to_edge_index", "to_unified",
+    "unified_device", "uninstall",
 ]  # fmt: skip
 
 # Public names of each module; a room is imported when the first of its names is read.
@@ -95,8 +98,10 @@ _NAMES = {
     "loader.tgn": "LastNeighborLoader TGNMemory",
     "loader.walk_models": "MetaPath2Vec Node2Vec",
     "nn.accelerate": "accelerate",
+    "nn.node_embedding": "NodeEmbedding",
     "nn.replay.graphed_step": "GraphedStep",
     "nn.sorted_edges": "to_edge_index",
+    "nn.sparse_optimizers": "SparseAdagrad SparseAdam SparseSGD",
     "noedit.install": "install uninstall",
     "runtime.cuda.peer_memory": "DeviceGroup init_p2p p2pCliqueTopo",
     "sampler.graph_store": "GraphStore",

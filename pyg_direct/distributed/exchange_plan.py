@@ -334,7 +334,12 @@ class ExchangePlan(HeteroGpuPlan):
     def _end_batch(self, slot: Any, stream: int) -> None:
         if self.node_rows is None:
             super()._end_batch(slot, stream)
-            return
+        else:
+            self._end_with_rows(slot, stream)
+        if slot.sized is not None:
+            self.transport.follow(slot.sized)
+
+    def _end_with_rows(self, slot: Any, stream: int) -> None:
         if self._row_stream is not None:
             slot.picked.record(current_stream(slot.index))
             slot.picked.wait(self._row_stream)

@@ -5,6 +5,7 @@
 - `tiers/`: places that rows lie in, chosen in `tiers/choice.py`. They are memory of the GPU, of its peers
     and of the host, files, and parts of several processes.
 - `hot_rows.py`: rows that are read most, ranked once or continuously.
+- `trained_rows.py`: rows that training reads and replaces.
 - `multi_read.py`: features read in one launch.
 - `row_files.py`, `row_dtypes.py`: tables in files, and rows stored in fewer bits.
 - `packed_rows.py`: tables rewritten in another order.

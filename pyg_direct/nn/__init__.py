@@ -7,6 +7,7 @@
 - `any_convolution.py`: any other `MessagePassing`, whose reductions go over known targets.
 - `conv/`: a file for each convolution, and the table of them: GCN, GAT, SAGE, GIN, GINE, RGCN and HGT.
 - `hetero/`: layers over many relations, joined into one.
+- `node_embedding.py`, `sparse_optimizers.py`: rows that are learned, and optimizers of the rows of a batch.
 - `trimming.py`: rows that the next layer drops; `linear.py`: products of rows with matrices.
 - `replay/`: steps and passes replayed as CUDA graphs, on batches of one layout.
 - `module_state.py`: attributes on a user's module that are kept out of its pickles, and the path of each

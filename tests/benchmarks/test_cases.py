@@ -46,6 +46,7 @@ FEWER = {
 EXPECTED = {
     "sampling": {"edges"},
     "loader": {"step, loader and compute", "Data to first batch"},
+    "learned_rows": {"torch", "pyg_direct, CPU", "torch over pyg_direct, CPU"},
     "aggregate": {"fused", "PyG's scatter"},
     "models": {"PyG, wall", "accelerated, wall", "PyG over accelerated, wall", "step with loader, accelerated"},
     "whole_graphs": {"step, PyG", "step, accelerated", "inference, PyG over accelerated"},

@@ -20,6 +20,7 @@ GUIDES = {
     "larger_than_gpu_memory.py": (["--scale", "0.003"], r"\nfile .* ([\d.]+)% ", 10),
     "link_prediction.py": (["--scale", "0.0005", "--epochs", "2"], r"told apart: ([\d.]+)%", 60),
     "molecules.py": (["--scale", "0.1", "--epochs", "4"], r"test molecules: ([\d.]+)% right", 60),
+    "recommendation.py": (["--scale", "0.0005", "--epochs", "2"], r"told apart: ([\d.]+)%", 65),
     "temporal.py": (["--scale", "0.0001"], r"told apart: ([\d.]+)%", 55),
 }
 

@@ -93,7 +93,7 @@ def given(request, tmp_path, monkeypatch):
              "compute": compute, "optimizer": torch.optim.Adam(model.parameters()), "epochs": 2,
              "epoch": 1, "writer": Writer(), "recurrent": Recurrent().to(device), "h": None}  # fmt: skip
     page = request.node.callspec.params["name"]
-    if page in ("hetero", "links", "times"):
+    if page in ("embeddings", "hetero", "links", "times"):
         names["data"] = names["ratings"]
     if page == "dynamic":
         names["model"] = names["recurrent"]

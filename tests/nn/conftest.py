@@ -4,6 +4,7 @@ import pytest
 
 from pyg_direct.nn import dispatch
 from pyg_direct.nn.conv import gat, gcn, gin, gine, sage
+from tests.nn.embeddings import place  # noqa: F401 (a fixture)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Embeddings with sparse gradients for nodes without features, beside dense ones, as the guide of typed graphs says."""
+"""Embeddings of torch with sparse gradients, beside dense ones, over nodes without features."""
 
 import copy
 

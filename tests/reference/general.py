@@ -164,9 +164,14 @@ def sample(graph, seeds, fanouts, key, options=None, seed_time=None):
             new = sorted(found - set(nodes[kind]))
             nodes[kind] += new
             num_nodes[kind].append(len(new))
+        places = {kind: {} for kind in nodes}
+        for kind, ids in nodes.items():
+            for place, node in enumerate(ids):
+                # A node that is met again stands at its first place.
+                places[kind].setdefault(node, place)
         for edge_type, found in picked.items():
             reached = ends_of(graph, edge_type)[1]
-            edges[edge_type] += [(nodes[reached].index(source), target, edge) for source, target, edge in found]
+            edges[edge_type] += [(places[reached][source], target, edge) for source, target, edge in found]
             num_edges[edge_type].append(len(found))
         begins = ends
     if options.subgraph_type == "induced":

@@ -290,6 +290,9 @@ class GraphedStep:
             with left_as_it_was(self.model, _device_of(batch)):
                 of_graphs = isinstance(self._padded, PaddedGraphs)
                 reason = find_wait(lambda: self._compute().backward(), Exception if of_graphs else RuntimeError)
+                if any(part.grad is not None and part.grad.is_sparse for part in self.model.parameters()):
+                    # An optimizer of rows would also train the rows of padding.
+                    reason = reason or "gradients are sparse"
                 if reason is None and of_graphs:
                     reason = self._find_difference(batch)
         finally:

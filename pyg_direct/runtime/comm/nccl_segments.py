@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_direct.errors import RankError
+from pyg_direct.runtime.cuda.device import tolerate_captures
 from pyg_direct.runtime.cuda.launch import on_raw_stream
 
 # Blocks that NCCL may take: 32 move the segments of a batch in 0.70 ms, 16 in 1.09, 8 in 2.08 (four H200).
@@ -72,6 +73,9 @@ class Transport(Protocol):
         Args:
             to_send, received: `[(P - 1) * length]`, contiguous.
         """
+
+    def follow(self, event: torch.cuda.Event) -> None:
+        """End exchanges before an event if a rank is gone, also while the host waits for other work behind them."""
 
     def wait(self, event: torch.cuda.Event) -> None:
         """Wait for an event behind exchanges as long as all ranks go on."""
@@ -141,8 +145,8 @@ class NcclSegments(_Lane):
     """Exchange of segments between the GPUs of all ranks.
 
     The group of NCCL is its own, and unknown to torch: `destroy_process_group` would wait forever for graphs that hold
-    its work. `close` releases these graphs first. While the host waits for a graph, a thread checks that the other
-    ranks are alive and have not failed. Otherwise it aborts the group, so that the graph ends.
+    its work. `close` releases these graphs first. While a graph is on its way, a thread checks that the other ranks are
+    alive and have not failed. Otherwise it aborts the group, so that the graph ends.
 
     An exchange on a GPU blocks calls that wait for the whole GPU. So ranks should meet on the host before each batch.
 
@@ -165,6 +169,9 @@ class NcclSegments(_Lane):
         self._timeout, self._find_reason, self._hear = timeout, find_reason, hear
         self.beside: _Lane | None = None
         self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Events behind exchanges, with the times when these were enqueued, by id.
+        self._followed: dict[int, tuple[torch.cuda.Event, float]] = {}
+        self._lock = threading.Lock()
         # Begin of the wait for a graph, if there is one, and the reason why the group was aborted.
         self._since: float | None = None
         self._reason: str | None = None
@@ -194,6 +201,25 @@ class NcclSegments(_Lane):
         """Release the graphs of a holder before the group ends."""
         self._holders.add(holder)
 
+    def follow(self, event: torch.cuda.Event) -> None:
+        """End exchanges before an event if a rank is gone, also while the host waits for other work behind them."""
+        if self._thread is not None:
+            with self._lock:
+                self._followed[id(event)] = event, time.monotonic()
+
+    def _find_oldest(self) -> float:
+        """Return the time when the oldest exchange was enqueued that is not over, or now."""
+        oldest = time.monotonic()
+        if not self._followed:
+            return oldest
+        with self._lock, tolerate_captures():
+            for key, (event, begin) in list(self._followed.items()):
+                if event.query():
+                    del self._followed[key]
+                else:
+                    oldest = min(oldest, begin)
+        return oldest
+
     def wait(self, event: torch.cuda.Event) -> None:
         """Wait for an event behind exchanges as long as all ranks go on."""
         self._since = time.monotonic()
@@ -210,7 +236,7 @@ class NcclSegments(_Lane):
         while not self._ended.wait(_LOOK):
             since = self._since
             waited = 0.0 if since is None else time.monotonic() - since
-            if waited < _LOOK:
+            if max(waited, time.monotonic() - self._find_oldest()) < _LOOK:
                 continue
             reason = self._find_reason()
             self._is_told = reason is not None

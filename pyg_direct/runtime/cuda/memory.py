@@ -204,7 +204,8 @@ class Block:
             with torch.cuda.device(self.device):
                 call("cuMemFree", address)
         elif self.placement == "pinned":
-            call("cuMemFreeHost", address)
+            # Memory that another owner made, and that this block only page-locked, is still held by it.
+            call("cuMemFreeHost" if self._keep is None else "cuMemHostUnregister", address)
 
 
 def _count_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:

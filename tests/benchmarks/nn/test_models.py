@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 from benchmarks.features.link_share import SHARES, measure_link_share
 from benchmarks.loader.typed_graphs import make_mag
 from benchmarks.nn.models import count_host_bytes, measure_pyg_epochs
-from benchmarks.nn.rgat import measure_rgat, measure_rgat_on_host
+from benchmarks.nn.rgat import measure_rgat, measure_rgat_accuracy, measure_rgat_on_host
 from benchmarks.nn.typed_steps import measure_typed_steps
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.loader.neighbor_loader import NeighborLoader
@@ -46,6 +46,15 @@ def test_steps_of_rgat_are_measured(real_device):
     assert {"nodes a seed", "edges a seed", "PyG's kernels", "accelerated"} <= found.keys()
     assert all(value > 0 for value in found.values())
     assert real_device.type == "cpu" or found["accelerated, peak memory"] > 0
+
+
+@pytest.mark.full
+def test_accuracy_of_rgat_is_measured_in_both_ways(real_device):
+    rows = list(measure_rgat_accuracy(1e-4, "tiny", seeds=2, batches=12, size=32, num_classes=3, feature_signal=4.0))
+
+    assert [row.metric for row in rows] == ["accuracy, PyG's kernels", "accuracy, accelerated"]
+    # One of three classes is right by chance.
+    assert all(40 < row.p50 <= 100 for row in rows)
 
 
 @pytest.mark.full

@@ -77,7 +77,11 @@ def test_every_loader_tells_of_its_batches(real_device, name):
     report = loader.report()
 
     assert report.num_batches == report.num_timed == num_batches > 1
-    for lane in ("sample", "fetch", "wait", "train"):
+    # Batches that a GPU makes together are timed as one, with the first of them.
+    least = 1 if real_device.type == "cuda" and name in ("clusters", "parts", "walks") else num_batches
+    for lane in ("sample", "fetch"):
+        assert least <= len(report.seconds(lane)) <= num_batches
+    for lane in ("wait", "train"):
         assert len(report.seconds(lane)) == num_batches
     assert str(report).startswith("topology")
     assert (name == "layers") == (not report.features)

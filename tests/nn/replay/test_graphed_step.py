@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pyg_direct import GraphedStep, NeighborLoader, accelerate
+from pyg_direct import GraphedStep, NeighborLoader, NodeEmbedding, SparseSGD, accelerate
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.replay.padded_batch import EDGES, NODES, PaddedBatch, Sizes, read_sizes
@@ -186,6 +186,20 @@ def record(step, graph):
     step._largest = read_sizes(batch)
     step._record(batch)
     return step
+
+
+@pytest.mark.usefixtures("recording")
+def test_steps_with_sparse_gradients_stay_ordinary(graph):
+    model = torch.nn.Sequential(NodeEmbedding(graph.num_nodes, graph.num_classes, device="cpu"))
+
+    def compute(batch):
+        return F.cross_entropy(model(batch.n_id[: batch.batch_size]), batch.y[: batch.batch_size])
+
+    step = GraphedStep(model, compute, SparseSGD(model.parameters()), names=["x", "y", "n_id"])
+    with pytest.warns(RuntimeWarning, match="gradients are sparse"):
+        record(step, graph)
+
+    assert step.reason == "gradients are sparse"
 
 
 @pytest.mark.usefixtures("recording")

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -23,6 +24,9 @@ class Group:
 
     def shutdown(self):
         self.calls.append("shutdown")
+
+    def query(self):
+        return self.aborted.is_set()
 
     def synchronize(self):
         # As of an event behind an exchange.
@@ -57,6 +61,38 @@ def test_a_wait_ends_with_the_reason_why_a_rank_is_gone():
 
     segments.close(failed=True)
     assert group.calls == ["abort"]
+
+
+def test_exchanges_end_while_the_host_waits_for_other_work_behind_them(monkeypatch):
+    monkeypatch.setattr(nccl_segments, "tolerate_captures", nullcontext)
+    group, begun, over = Group(), time.monotonic(), Group()
+    over.aborted.set()
+    segments = open_segments(group, find_reason=lambda: "rank 1 is gone" if time.monotonic() > begun + 0.3 else None)
+    segments.follow(over)
+    segments.follow(group)
+
+    group.synchronize()
+
+    assert group.calls == ["abort"]
+    with pytest.raises(RankError, match="rank 1 is gone"):
+        segments.wait(over)
+
+
+def test_exchanges_that_are_over_need_no_other_rank(monkeypatch):
+    monkeypatch.setattr(nccl_segments, "tolerate_captures", nullcontext)
+    group, asked = Group(), threading.Event()
+    segments = open_segments(group, find_reason=asked.set)
+    segments.follow(group)
+    assert asked.wait(60)
+
+    group.aborted.set()
+    while segments._followed:
+        time.sleep(0.01)
+    asked.clear()
+    time.sleep(0.3)
+
+    assert not asked.is_set()
+    assert group.calls == []
 
 
 def test_a_rank_that_failed_is_heard_after_the_wait():

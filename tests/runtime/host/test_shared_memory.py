@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
 from pyg_direct.runtime.host import shared_memory
-from pyg_direct.runtime.host.shared_memory import SharedMemory, find_shared, open_shared, share
+from pyg_direct.runtime.host.shared_memory import SharedMemory, find_shared, open_shared, pin, share
 
 
 def test_a_tensor_becomes_a_view_with_the_same_contents():
@@ -28,6 +28,20 @@ def test_sharing_twice_moves_once():
     tensor = torch.arange(5)
 
     assert share(tensor) is share(tensor)
+
+
+@pytest.mark.gpu
+def test_memory_that_was_page_locked_is_unlocked_with_its_last_user():
+    memory, device = share(torch.arange(1 << 20)), torch.device("cuda", 0)
+    locked = pin(memory, device)
+    assert pin(memory, device) is locked
+
+    del locked
+    gc.collect()
+
+    # The driver refuses memory that is still locked.
+    again = pin(memory, device).view_on_gpu(torch.int64, (1 << 20,))
+    assert torch.equal(again.cpu(), torch.arange(1 << 20))
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (1,), (3, 0)])

@@ -114,6 +114,7 @@ def compare(make, device, *, evaluates=True):
     return handle.replay
 
 
+@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 @pytest.mark.parametrize("norm", [None, "batch_norm"])
 @pytest.mark.parametrize(("kind", "pool", "has_size"), [("gin", "add", False), ("gine", "mean", True),
                                                         ("gin", "max", False)])  # fmt: skip

@@ -13,6 +13,7 @@ from pyg_direct.errors import CudaError, MemoryLimitError, PlacementWarning
 from pyg_direct.runtime.cuda import device as driver_module, memory
 from pyg_direct.runtime.cuda.launch import OPEN, Launcher
 from pyg_direct.runtime.cuda.memory import allocate, allocate_or_fall_back
+from pyg_direct.runtime.host.shared_memory import SharedMemory, pin
 
 CODES = {2: "CUDA_ERROR_OUT_OF_MEMORY", 700: "CUDA_ERROR_ILLEGAL_ADDRESS", 719: "CUDA_ERROR_LAUNCH_FAILED",
          801: "CUDA_ERROR_NOT_SUPPORTED", 999: "CUDA_ERROR_UNKNOWN"}  # fmt: skip
@@ -81,10 +82,20 @@ class Driver:
         return self.take(num_bytes)
 
     def do_cuMemFree(self, address):  # noqa: N802
+        assert self.memory[address] is not None, "memory that is registered only"
         del self.memory[address]
         return ()
 
     do_cuMemFreeHost = do_cuMemFree  # noqa: N815
+
+    def do_cuMemHostRegister(self, address, num_bytes, flags):  # noqa: N802
+        assert address not in self.memory
+        self.memory[address] = None
+        return ()
+
+    def do_cuMemHostUnregister(self, address):  # noqa: N802
+        assert self.memory.pop(address) is None
+        return ()
 
     def do_cuGetErrorString(self, code):  # noqa: N802
         return (f"text of {int(code)}".encode(),)
@@ -143,6 +154,18 @@ def test_memory_is_had_written_and_given_back(driver, kind):
 
     assert len(driver.memory) == 1
     assert block.view_on_cpu(torch.int64, (8,)).tolist() == [7] * 8
+
+
+def test_memory_of_another_owner_is_locked_once_and_unlocked(driver):
+    shared = SharedMemory(64)
+    locked = pin(shared, torch.device("cuda", 0))
+    assert pin(shared, torch.device("cuda", 0)) is locked
+    assert list(driver.memory) == [shared.bytes.data_ptr()]
+
+    del locked
+
+    assert not driver.is_used()
+    assert pin(shared, torch.device("cuda", 0)).address == shared.bytes.data_ptr()
 
 
 @pytest.mark.parametrize("code", CODES)
