@@ -37,9 +37,8 @@ from pyg_direct.loader.node_loader import NodeLoader, check_input_id, count_seed
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.prefetch.drivers import note_memory
 from pyg_direct.loader.prefetch.processes import Positions, WorkerSampler, number_items
-from pyg_direct.loader.sampler_loader import note_sample, read_positions
+from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.nn.sorted_edges import register_hops
-from pyg_direct.object_text import show_fanouts
 from pyg_direct.ops.argument_checks import check_callables, check_fanouts, check_flag, check_ids, checks_keywords
 from pyg_direct.ops.compute_content_hash import glance_only
 from pyg_direct.ops.sampling.sample_uniform import check_sampling
@@ -60,7 +59,6 @@ from pyg_direct.sampler.keyed_sampler import (
     Drawn,
     Output,
     check_is_used,
-    check_output,
     device_for,
     take_key,
     to_output,
@@ -331,7 +329,6 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         self._plan: Any = None
         self._plan_topology: Any = None
         self._plan_recipe: Recipe | None = None
-        self._attributes: Attributes | None = None
         self._num_calls = 0
 
     def _choose_fanouts(self, num_neighbors: Any) -> None:
@@ -353,30 +350,22 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             self._plan_recipe = self._recipe
         self._placed.check_process()
         # Attributes are placed afterwards.
-        is_first = self._attributes is None
+        is_first = self._general is None
         ranking = rank_rows(self, self._placed, self._plan, may_sample=is_first)
         edges = rank_edges(self, self._placed) if is_first else None
         self._place_attributes(ranking, edges)
-        assert self._attributes is not None
-        return self._attributes
+        return self._general
 
     def _summarise_places(self) -> Iterable[Placed] | None:
         if self._recipe is None:
             return super()._summarise_places()
-        if self._attributes is None:
-            return None
-        return [summarise(self._plan_topology, self._placed), *self._attributes.summarise()]
-
-    def _list_options(self) -> Iterator[str]:
-        return super()._list_options() if self._recipe is None else iter([show_fanouts(self.num_neighbors)])
+        rows = super()._summarise_places()
+        return None if rows is None else [summarise(self._plan_topology, self._placed), *rows]
 
     def _place_attributes(self, ranking: Any, edges: Any = None) -> None:
         counts = {"node": self._plan_topology.node_count, "edge": self._plan_topology.edge_count}
-        self._attributes = Attributes(self.data, ranking, self.device, self.placement, self.feature_cache,
-                                      self.store_dtype, self.sharing, edges, counts=counts)  # fmt: skip
-
-    def _rows(self) -> Any:
-        return super()._rows() if self._recipe is None else self._attributes
+        self._general = Attributes(self.data, ranking, self.device, self.placement, self.feature_cache,
+                                   self.store_dtype, self.sharing, edges, counts=counts)  # fmt: skip
 
     def _renew_rows(self) -> None:
         if self._recipe is None:
@@ -400,7 +389,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return topology.place(host, self.device, topology_cache=self.topology_cache)
 
     def _sample_now(self, seeds: Tensor) -> Sample:
-        if self._attributes is None or self._plan_recipe is not self._recipe:
+        if self._general is None or self._plan_recipe is not self._recipe:
             self._prepare()
         key = take_key()
         if key is None:
@@ -413,30 +402,12 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     def __call__(self, index: Ids) -> Data | HeteroData:
         """Make the batch around the input nodes at these positions; each call makes new draws."""
-        if self._recipe is None:
+        if not self._samples_itself:
             return super().__call__(index)
         with glance_only():
             self._prepare()
         positions = read_positions(index, len(self.dataset))
-        if not self._samples_itself:
-            return self._finish_batch(self._finish_drawn(self._ask(positions, None)))
         return self._finish_batch(self._build_plain(self._sample_now(self.input_data.node[positions]), positions))
-
-    def filter_fn(self, out: Any) -> Any:
-        """Build the batch of a `SamplerOutput` of this loader's sampler (PyG's hook).
-
-        Args:
-            out: PyG's `SamplerOutput` or `HeteroSamplerOutput`, or a batch, which is returned unchanged.
-        """
-        if self._recipe is None:
-            return super().filter_fn(out)
-        if isinstance(out, Data):
-            return out
-        attributes = self._prepare() if self._attributes is None else self._current_rows()
-        if self.transform_sampler_output is not None:
-            out = self.transform_sampler_output(out)
-        batch = self._build_output(attributes, out)
-        return batch if self.transform is None else self.transform(batch)
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         if self._recipe is None:
@@ -450,10 +421,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return pending
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
-        if self._recipe is None:
-            return super()._fetch(sample, number, seeds, shared)
         if isinstance(sample, Drawn):
-            return self._finish_drawn(sample.out)
+            return super()._fetch(sample, number, seeds, shared)
         memory: list[Any] = []
         batch = self._build_plain(sample, seeds.positions, shared, memory)
         if memory and self.device.type == "cuda":
@@ -462,38 +431,20 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     def _build_plain(self, sample: Sample, positions: Tensor, shared: Mapping[str, SharedRows] = ALONE,
                      memory: list[Any] | None = None) -> Any:  # fmt: skip
-        assert self._attributes is not None
         input_id = positions if self.input_data.input_id is None else self.input_data.input_id[positions]
         if self._is_filtered:
             return self.filter_fn(to_output(sample, input_id))
         if self.transform_sampler_output is not None:
-            return self._build_output(self._attributes, self.transform_sampler_output(to_output(sample, input_id)))
-        batch = self._attributes.build(self.data, sample, input_id, shared=shared, memory=memory)
+            return self._build(to_output(sample, input_id))
+        batch = self._general.build(self.data, sample, input_id, shared=shared, memory=memory)
         store = batch._store._mapping
         store.pop("seed_time", None)
         register_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
         return batch
 
-    def _finish_drawn(self, out: Any) -> Any:
-        """Build the batch of the output of a program's sampler."""
-        if self._is_filtered:
-            return self.filter_fn(out)
-        assert self._attributes is not None
-        if self.transform_sampler_output is not None:
-            out = self.transform_sampler_output(out)
-        return self._build_output(self._attributes, out)
-
-    def _build_output(self, attributes: Attributes, out: Any) -> Any:
-        """Build the batch of a sample in PyG's form, as a user's transform or sampler returned it."""
-        out = self._finalise(check_output(out))
-        batch = self._build_homogeneous(out, attributes, False)
-        note_sample(batch, out)
-        self._place_inputs(batch, out)
-        return batch
-
     @property
     def _samples_itself(self) -> bool:
-        """True if batches are sampled by the loader's own plan, without a sampler of the program."""
+        """True if batches are sampled by the loader's own plan, without another sampler."""
         return NodeSampler.serves(self.node_sampler)
 
     def _is_own(self) -> bool:
@@ -507,7 +458,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return EpochLoader._open_group(self, key) if self._is_own() else None
 
     def _shared(self) -> Mapping[str, Any]:
-        return {} if self._attributes is None else self._attributes.on_host()
+        return {} if self._general is None else self._general.on_host()
 
     def _work_with_workers(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         assert self._recipe is not None
@@ -530,10 +481,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         if self._recipe is None:
             return super()._list_places()
-        attributes = self._attributes or self._prepare()
+        lines, rows = super()._list_places()
         topology = (f"topology: {self._plan_topology.node_count} nodes, {self._plan_topology.edge_count} edges, "
                     f"{self._placed.placement}")  # fmt: skip
-        return [topology], attributes.describe()
+        return [topology, *lines], rows
 
     def _find_reads(self) -> ListReads | None:
         # `labor` reads whole lists.

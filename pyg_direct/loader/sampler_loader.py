@@ -34,7 +34,7 @@ from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.host_memory import available_bytes, parse_size
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import Ids
-from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, is_own
+from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, check_output, is_own
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
@@ -347,6 +347,8 @@ class GeneralLoader(EpochLoader):
         """Build the batch of a sampler's output; `memory` and `read` as in `HeteroAttributes.build`."""
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
+            if isinstance(self.data, Data):
+                check_output(out)
         if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
             raise TypeError(f"the sampler must return a SamplerOutput or a HeteroSamplerOutput, got {type(out)}")
         is_ours = is_own(self._sampler) and self.transform_sampler_output is None and not hasattr(out, "is_given")

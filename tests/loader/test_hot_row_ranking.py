@@ -211,7 +211,7 @@ def test_batches_are_the_same_with_hot_rows_of_edges(options):
 
     batches = list(loader)
 
-    feature = loader._attributes.describe()["edge_attr"]
+    feature = loader._general.describe()["edge_attr"]
     assert 0 < feature.num_hot_rows < 20_000
     assert "edge_attr" in str(loader.report())
     for got, wanted in zip(batches, expected, strict=True):
@@ -237,7 +237,7 @@ def test_batches_do_not_depend_on_what_is_hot(hotness):
 
     batches = list(loader)
 
-    assert loader._attributes.describe()["x"].num_hot_rows == 400
+    assert loader._general.describe()["x"].num_hot_rows == 400
     for got, expected in zip(batches, make_loader(make_data()), strict=True):
         assert torch.equal(got.n_id.cpu(), expected.n_id)
         assert torch.equal(got.x.cpu(), expected.x)

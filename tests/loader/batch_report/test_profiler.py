@@ -252,7 +252,7 @@ def test_recording_ends():
 
     assert features["x"].num_read > 0
     assert loader.report().num_batches == 0
-    assert loader._attributes.describe()["x"].report().tiers[0].num_read is None
+    assert loader._general.describe()["x"].report().tiers[0].num_read is None
 
 
 def test_a_loader_that_is_sent_records_nothing():

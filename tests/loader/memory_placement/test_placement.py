@@ -183,7 +183,7 @@ class TestOnGpu:
         loader = NeighborLoader(data, [3, 2], batch_size=16, seed=1)
         batches = list(loader)
 
-        x = loader._attributes.describe()["x"]
+        x = loader._general.describe()["x"]
         assert (x.placement, x.num_hot_rows) == ("unified", 1000)
         for batch in batches:
             assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
@@ -195,4 +195,4 @@ class TestOnGpu:
         next(iter(loader))
 
         assert loader._placed.placement == "cuda"
-        assert loader._attributes.describe()["x"].placement == "unified"
+        assert loader._general.describe()["x"].placement == "unified"

@@ -195,18 +195,18 @@ class TestSharing:
     def test_an_epoch_places_nothing_again(self, real_device):
         loader = NeighborLoader(make_data(), [3], batch_size=32, device=real_device)
         list(loader)
-        before = loader._placed, loader._attributes.describe()
+        before = loader._placed, loader._general.describe()
 
         list(loader)
 
         assert loader._placed is before[0]
-        assert loader._attributes.describe() == before[1]
+        assert loader._general.describe() == before[1]
 
     def test_placed_memory_goes_with_its_data(self, real_device):
         data = make_data()
         loader = NeighborLoader(data, [3], device=real_device)
         list(loader)
-        placed = [weakref.ref(part) for part in (loader._placed, loader._attributes.describe()["x"])]
+        placed = [weakref.ref(part) for part in (loader._placed, loader._general.describe()["x"])]
 
         del data, loader
         gc.collect()
