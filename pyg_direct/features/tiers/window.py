@@ -71,17 +71,8 @@ class RowWindow(Tier):
     title = "file"
 
     def __init__(self, source: DiskTier | StagedTier, num_bytes: int, *, is_shared: bool = False) -> None:
-        super().__init__(source.placement, source.shape, source.dtype, source.device)
-        self.source, self.lock = source, threading.Lock()
-        file = file_of(source)
-        assert file is not None
-        self.file = file
-        num_rows, self._row_bytes = self.shape[0], self.shape[1:].numel() * self.dtype.itemsize
-        count = max(1, min(num_rows, num_bytes // self._row_bytes))
-        # Nothing is given up if all rows fit.
-        self.most_rows = count if count == num_rows else count - count // _PARTS
-        self._least_part = max(1, count // _PARTS)
-        shape = (count, *self.shape[1:])
+        num_rows, count = source.shape[0], self._settle(source, num_bytes)
+        file, shape = self.file, (count, *self.shape[1:])
         self._on_gpu: Tensor | None = None
         self._max_blocks: int | None = None
         is_direct = wants_gpu_direct(self.device)
@@ -103,12 +94,27 @@ class RowWindow(Tier):
             self._rows = torch.empty(shape, dtype=self.dtype, device="cpu")
         rows = rows_in_units(self._rows, torch.uint8)
         self._bytes: Any = rows if is_direct else rows.numpy()
-        # By row: its slot, and the last batch that claimed it. By slot: its row.
-        self._slots = np.full(num_rows, -1, np.int32) if self._host is None else self._host.slots
-        self._claims = np.full(num_rows, -1, np.int32)
-        self._held = np.full(count, -1, np.int64)
+        if self._host is not None:
+            self._slots = self._host.slots
         self._reader: GpuDirectReader | RangeReader = GpuDirectReader(self.file) if is_direct else RangeReader(
             self.file, keeps_all=count == num_rows, is_shared=is_shared and self._host is None)  # fmt: skip
+        self._events: deque[torch.cuda.Event] = deque()
+
+    def _settle(self, source: DiskTier | StagedTier, num_bytes: int) -> int:
+        """Make the tables of the rows; returns the number of rows that fit the memory."""
+        super().__init__(source.placement, source.shape, source.dtype, source.device)
+        self.source, self.lock = source, threading.Lock()
+        file = file_of(source)
+        assert file is not None
+        self.file = file
+        num_rows, self._row_bytes = self.shape[0], self.shape[1:].numel() * self.dtype.itemsize
+        count = max(1, min(num_rows, num_bytes // self._row_bytes))
+        # Nothing is given up if all rows fit.
+        self.most_rows = count if count == num_rows else count - count // _PARTS
+        self._least_part = max(1, count // _PARTS)
+        # By row: its slot, and the last batch that claimed it. By slot: its row.
+        self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
+        self._held = np.full(count, -1, np.int64)
         self._number, self._num_in_window, self._first_batch, self._batch = -1, 0, 0, -1
         # Rows of the window, and those of them that are still to be read.
         self._wanted: list[np.ndarray] = []
@@ -116,10 +122,10 @@ class RowWindow(Tier):
         # Slots for them: empty ones, and then those of rows that only batches of earlier windows claimed, with the last
         # of these batches.
         self._given = np.empty(0, np.int32), np.empty(0, np.int32)
-        self._events: deque[torch.cuda.Event] = deque()
         self.num_asked = self._num_claimed = self._num_read = self._num_copied = self._num_alone = 0
         self._counting = threading.Lock()
         self._rates: tuple[float, float] | None = None
+        return count
 
     def _lock_pages(self, num_bytes: int) -> Block:
         """Return page-locked memory for rows; of the host's processes if that can be locked."""
