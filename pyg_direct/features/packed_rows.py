@@ -233,8 +233,9 @@ def _make_header(file: RowFile, num_rows: int) -> bytes:
 
 
 def _find_done(journal: Path, partial: Path, facts: Mapping[str, Any], size: int) -> tuple[int, int]:
-    """Return how many rows an interrupted call with the same arguments has written, and the rows of a piece if it has
-    dealt out the others, otherwise 0.
+    """Return the number of rows that an interrupted call has written, and of rows of a piece if it had dealt them out.
+
+    Both are 0 if there was no such call with these arguments.
     """
     try:
         known = json.loads(journal.read_text())

@@ -40,11 +40,12 @@ def order_by_reads(loader: Any, feature: Feature, *, num_epochs: int = 1) -> Ten
         ArgumentError, ArgumentTypeError: named argument, rule and value.
 
     Example:
-        >>> path = save_rows("rows.npy", torch.rand(34, 8))
-        >>> feature, store = Feature(device="cpu").from_file(path), FeatureStore(device="cpu")
-        >>> store[None, "x", None] = feature
-        >>> loader = NeighborLoader((store, data), [2], batch_size=4, seed=0, device="cpu", ahead="500B")
-        >>> packed = pack_rows(path, "packed.safetensors", order_by_reads(loader, feature))
+        >>> feature, store = Feature(device="cpu"), FeatureStore(device="cpu")
+        >>> store[None, "x", None] = feature.from_file(save_rows("x.npy", torch.eye(6)))
+        >>> graph = Data(edge_index=torch.tensor([[5, 2], [0, 1]]), num_nodes=6)
+        >>> loader = NeighborLoader((store, graph), [1], torch.tensor([0, 1]), batch_size=1, seed=0, device="cpu", ahead=1)
+        >>> order_by_reads(loader, feature).tolist()  # a window reads rows 0 and 5, and the next one rows 1 and 2
+        [0, 5, 1, 2, 3, 4]
     """
     if not isinstance(loader, GeneralLoader):
         raise ArgumentTypeError("loader must be a NeighborLoader, NodeLoader, LinkNeighborLoader, LinkLoader or "
@@ -57,7 +58,7 @@ def order_by_reads(loader: Any, feature: Feature, *, num_epochs: int = 1) -> Ten
     if not is_own(loader._sampler) or not can_share(loader):  # type: ignore[arg-type]
         raise ArgumentError("loader must have a sampler of ours, and choose its batches itself, got "
                             f"{type(loader).__name__} with a sampler or a batch_sampler of the program")  # fmt: skip
-    reads = loader.list_window_reads(feature, num_epochs)
+    reads = loader._list_window_reads(feature, num_epochs)
     stored = feature.stored
     if not reads or not isinstance(stored, SpilledRows):
         raise ArgumentError("feature must have rows in a file that the loader reads ahead (Feature.from_file in its "

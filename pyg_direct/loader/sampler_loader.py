@@ -296,7 +296,7 @@ class GeneralLoader(EpochLoader):
         return [RowWindow.fit_rows(rows.tier, budget * size // sum(sizes))
                 for rows, size in zip(stored, sizes, strict=True)]  # fmt: skip
 
-    def list_window_reads(self, feature: Feature, num_epochs: int) -> list[np.ndarray]:
+    def _list_window_reads(self, feature: Feature, num_epochs: int) -> list[np.ndarray]:
         """List the rows that each window of the coming epochs will read from the file of a feature, without reading.
 
         Returns:
