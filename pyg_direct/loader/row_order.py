@@ -42,8 +42,8 @@ def order_by_reads(loader: Any, feature: Feature, *, num_epochs: int = 1) -> Ten
     Example:
         >>> feature, store = Feature(device="cpu"), FeatureStore(device="cpu")
         >>> store[None, "x", None] = feature.from_file(save_rows("x.npy", torch.eye(6)))
-        >>> graph = Data(edge_index=torch.tensor([[5, 2], [0, 1]]), num_nodes=6)
-        >>> loader = NeighborLoader((store, graph), [1], torch.tensor([0, 1]), batch_size=1, seed=0, device="cpu", ahead=1)
+        >>> graph = store, Data(edge_index=torch.tensor([[5, 2], [0, 1]]), num_nodes=6)
+        >>> loader = NeighborLoader(graph, [1], torch.tensor([0, 1]), batch_size=1, seed=0, device="cpu", ahead=1)
         >>> order_by_reads(loader, feature).tolist()  # a window reads rows 0 and 5, and the next one rows 1 and 2
         [0, 5, 1, 2, 3, 4]
     """
