@@ -196,6 +196,26 @@ def test_a_call_that_was_interrupted_while_rows_were_dealt_out_continues(tmp_pat
     assert sum(map(len, reads)) == (397 if at == "dealing" else 20)
 
 
+def test_a_disk_that_is_full_while_rows_are_dealt_out_is_named(tmp_path, deals):
+    rows, order = make_rows(397), torch.randperm(397, generator=torch.Generator().manual_seed(1))
+    path, target, real, places = save_rows(tmp_path / "rows.npy", rows), tmp_path / "packed.safetensors", os.pwrite, []
+
+    def write_some(handle, data, place):
+        places.append(place)
+        if len(places) > 30:
+            raise OSError(errno.ENOSPC, "no room")
+        return real(handle, data, place)
+
+    with deals.context() as patch:
+        patch.setattr(os, "pwrite", write_some)
+        with pytest.raises(FileError, match=r"the disk is full .* the same call continues"):
+            pack_rows(path, target, order, memory="800B")
+    assert not target.exists()
+
+    pack_rows(path, target, order, memory="800B")
+    assert torch.equal(bytes_of(packed_rows.RowFile(target, name="rows").rows), bytes_of(rows)[order])
+
+
 def test_a_packed_table_is_dealt_out_again(tmp_path, deals):
     rows, order = make_rows(397), torch.randperm(397, generator=torch.Generator().manual_seed(1))
     once = pack_rows(save_rows(tmp_path / "rows.npy", rows), tmp_path / "once.safetensors", order, memory="800B")
