@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyg_direct.loader.ppr_loader import PPRLoader
     from pyg_direct.loader.prefetch.processes import Producers
     from pyg_direct.loader.prefetch_loader import CachedLoader, PrefetchLoader
+    from pyg_direct.loader.row_order import order_by_reads
     from pyg_direct.loader.temporal_dataloader import TemporalDataLoader
     from pyg_direct.loader.tgn import LastNeighborLoader, TGNMemory
     from pyg_direct.loader.walk_models import MetaPath2Vec, Node2Vec
@@ -68,8 +69,8 @@ __all__ = [
     "RandomNodeLoader", "SampleJob", "ShaDowKHopSampler", "SparseAdagrad", "SparseAdam", "SparseSGD", "SubGraphLoader",
     "TGNMemory", "TemporalDataLoader", "UnifiedTensor", "__version__", "accelerate", "count_reads",
     "enable_unified_device", "expected_edge_reads", "expected_reads", "infer", "inference_loader", "init_p2p",
-    "install", "p2pCliqueTopo", "pack_rows", "random_walk", "save_rows", "to_edge_index", "to_unified",
-    "unified_device", "uninstall",
+    "install", "order_by_reads", "p2pCliqueTopo", "pack_rows", "random_walk", "save_rows", "to_edge_index",
+    "to_unified", "unified_device", "uninstall",
 ]  # fmt: skip
 
 # Public names of each module; a room is imported when the first of its names is read.
@@ -94,6 +95,7 @@ _NAMES = {
     "loader.ppr_loader": "PPRLoader",
     "loader.prefetch.processes": "Producers",
     "loader.prefetch_loader": "CachedLoader PrefetchLoader",
+    "loader.row_order": "order_by_reads",
     "loader.temporal_dataloader": "TemporalDataLoader",
     "loader.tgn": "LastNeighborLoader TGNMemory",
     "loader.walk_models": "MetaPath2Vec Node2Vec",

@@ -37,6 +37,7 @@ from pyg_direct.features.row_files import RowFile, save_rows
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.inference import infer
 from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.loader.row_order import order_by_reads
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampler.graph_store import GraphStore
 
@@ -44,6 +45,8 @@ _FANOUTS = [10, 5]
 # Memory for planned rows, as shares of the table. The smallest is the memory left for a table 8 times as large.
 _SHARES = (1.0, 0.25, 0.125)
 _LEFT = 0.125
+# Rows that are packed by `order_by_reads` for the epoch that is measured.
+_BY_READS = "ordered"
 _FEW_BATCHES = 16
 _REPEATS = 3 if torch.cuda.is_available() else 2
 # Pages that are looked up after a file was dropped from the page cache.
@@ -58,18 +61,20 @@ class Files:
 
     Attributes:
         most_kept: Largest share of a file that the system kept in memory although it was told to drop it.
+        ordered: The table in the order of the reads of an epoch; None if there is none yet.
     """
 
     plain: Path
     packed: Path
     lists: list[Path]
     most_kept: float = 0.0
+    ordered: Path | None = None
 
     def forget(self) -> None:
         """Drop the system's cache of all files."""
         # Maps of earlier features would keep their pages.
         gc.collect()
-        for path in (self.plain, self.packed, *self.lists):
+        for path in (self.plain, self.packed, *self.lists, *([] if self.ordered is None else [self.ordered])):
             file = RowFile(path)
             forget(file)
             count = file.layout.shape[0]
@@ -150,27 +155,52 @@ def _size_of(path: Path, share: float) -> str:
 
 def _measure_pages(files: Files, graph: Data, seeds: Seeds, case: str) -> Iterator[Row]:
     """Measure the bytes that are read over the bytes of the rows of each window, in one epoch."""
-    for order, path in (("plain", files.plain), ("packed", files.packed)):
-        for share in _SHARES:
-            # It replaces the one before, whose map would keep its pages.
-            loader = open_loader(Feature().from_file(path), graph, seeds, _size_of(path, share))
-            files.forget()
-            begin = time.perf_counter()
-            with leave_memory(int(share * RowFile(path).layout.num_bytes)):
-                for _ in loader:
-                    pass
-            wait_for_gpu()
-            seconds = time.perf_counter() - begin
-            (reads,) = loader.tell().disk
-            assert reads.disk_rate is not None
-            needed = reads.num_rows * reads.row_bytes / reads.disk_rate
-            yield Row.of(case, f"bytes read over bytes of rows, {order}, memory for {share:.1%}", "times",
-                         [reads.read_ratio], 1.0, "each row of a window alone",
-                         f"{reads.num_pages} pages, {reads.num_again} of them again, at {reads.rate / 1e9:.3f} GB/s "
-                         f"beside {reads.disk_rate / 1e9:.3f} in order")  # fmt: skip
-            yield Row.of(case, f"epoch without training, {order}, memory for {share:.1%}", "s", [seconds], needed,
-                         "the disk gives the bytes of the rows in order",
-                         f"{reads.num_rows} rows read for {reads.num_asked}")  # fmt: skip
+    ways = [(order, share) for order in ("plain", "packed") for share in _SHARES]
+    # With memory for all rows, no order reads fewer pages.
+    for order, share in ways + [(_BY_READS, share) for share in _SHARES if share < 1]:
+        path = files.plain if order == "plain" else files.packed
+        if order == _BY_READS:
+            path, *seconds_before = _pack_for_epoch(files, graph, seeds, share)
+            for what, took in zip(("order", "packing"), seconds_before, strict=True):
+                yield Row.of(case, f"{what} of rows by the reads of an epoch, memory for {share:.1%}", "s", [took])
+        # It replaces the one before, whose map would keep its pages.
+        loader = open_loader(Feature().from_file(path), graph, seeds, _size_of(path, share))
+        files.forget()
+        begin = time.perf_counter()
+        with leave_memory(int(share * RowFile(path).layout.num_bytes)):
+            for _ in loader:
+                pass
+        wait_for_gpu()
+        seconds = time.perf_counter() - begin
+        (reads,) = loader.tell().disk
+        assert reads.disk_rate is not None
+        needed = reads.num_rows * reads.row_bytes / reads.disk_rate
+        yield Row.of(case, f"bytes read over bytes of rows, {order}, memory for {share:.1%}", "times",
+                     [reads.read_ratio], 1.0, "each row of a window alone",
+                     f"{reads.num_pages} pages, {reads.num_again} of them again, at {reads.rate / 1e9:.3f} GB/s "
+                     f"beside {reads.disk_rate / 1e9:.3f} in order")  # fmt: skip
+        yield Row.of(case, f"epoch without training, {order}, memory for {share:.1%}", "s", [seconds], needed,
+                     "the disk gives the bytes of the rows in order",
+                     f"{reads.num_rows} rows read for {reads.num_asked}")  # fmt: skip
+
+
+def _pack_for_epoch(files: Files, graph: Data, seeds: Seeds, share: float) -> tuple[Path, float, float]:
+    """Pack the table for the first epoch of a loader; returns the file, and the seconds of its order and of packing."""
+    rows, memory = Feature().from_file(files.plain), _size_of(files.plain, share)
+    loader = open_loader(rows, graph, seeds, memory)
+    begin = time.perf_counter()
+    order = order_by_reads(loader, rows)
+    seconds = time.perf_counter() - begin
+    target = files.plain.with_name("epoch.safetensors")
+    target.unlink(missing_ok=True)
+    files.ordered = None
+    del loader, rows
+    files.forget()
+    begin = time.perf_counter()
+    pack_rows(files.plain, target, order, memory=memory)
+    packed = time.perf_counter() - begin
+    files.ordered = target
+    return target, seconds, packed
 
 
 def _time(work: Callable[[], object], files: Files) -> float:
@@ -200,19 +230,20 @@ def _measure_epochs(files: Files, data: Data, graph: Data, seeds: Seeds, num_cla
         # A loader of its own: later epochs of one find rows in memory.
         if kind == "memory":
             return open_loader(in_memory, graph, seeds, 0)
-        path = files.plain if kind == "plain" else files.packed
+        path = paths[kind]
         return open_loader(Feature().from_file(path), graph, seeds, _size_of(path, _LEFT))
 
     in_memory = Feature().from_cpu_tensor(data.x.clone())
     run(open_epoch("memory"))
-    seconds: dict[str, list[float]] = {"memory": [], "plain": [], "packed": []}
+    paths = {"plain": files.plain, "packed": files.packed, _BY_READS: _pack_for_epoch(files, graph, seeds, _LEFT)[0]}
+    seconds: dict[str, list[float]] = {"memory": [], **{kind: [] for kind in paths}}
     for _ in range(_REPEATS):
         for kind, times in seconds.items():
             loader = open_epoch(kind)
             times.append(_time(lambda loader=loader: run(loader), files))  # type: ignore[misc]
     limit = median(seconds["memory"])
     yield Row.of(case, "epoch, rows in host memory", "s", seconds["memory"])
-    for kind in ("plain", "packed"):
+    for kind in paths:
         yield Row.of(case, f"epoch, {kind} rows in a file 8 times as large as the memory for them", "s",
                      seconds[kind], limit, "rows in host memory")  # fmt: skip
 

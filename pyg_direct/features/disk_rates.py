@@ -79,9 +79,12 @@ def read_timeout() -> float:
     return seconds
 
 
-def find_rates(file: RowFile) -> DiskRates | None:
+def find_rates(file: RowFile, known_elsewhere: DiskRates | None = None) -> DiskRates | None:
     """Return the rates of the disk of a file, measured once for each file system; None for a file that is too short
     to measure them.
+
+    Args:
+        known_elsewhere: Rates that another process of this host has measured.
 
     Raises:
         FileError: see `measure_disk`.
@@ -92,7 +95,7 @@ def find_rates(file: RowFile) -> DiskRates | None:
     with _LOCK:
         known = _KNOWN.get(device)
         if known is None:
-            known = measure_disk(file)
+            known = known_elsewhere or measure_disk(file)
             if min(known) <= 0:
                 # A disk that fails is named by the read of the rows.
                 return None

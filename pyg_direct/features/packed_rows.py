@@ -31,6 +31,10 @@ from pyg_direct.progress import Bar
 from pyg_direct.runtime.host.host_memory import parse_size
 
 _NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
+# Pieces for which a table is read once each: a piece then has the rows of every so many of its pages.
+_FEW_PIECES = 4
+# Bytes of a write, on average, by which rows are dealt out.
+_LEAST_WRITE = 64 << 10
 # Rows of a parquet file that are read at a time.
 _MOST_READ = 1 << 16
 
@@ -113,15 +117,15 @@ def pack_rows(source: str | os.PathLike[str], target: str | os.PathLike[str], or
     size = len(header) + file.layout.num_bytes + order.numel() * 8
     facts = {"source": [str(file.path.resolve()), *file.stamp], "header": header.decode("latin-1"),
              "order": hashlib.sha256(order.numpy().tobytes()).hexdigest()}  # fmt: skip
-    done = _find_done(journal, partial, facts, size)
+    done, dealt = _find_done(journal, partial, facts, size)
     try:
         free = shutil.disk_usage(path.parent).free + (partial.stat().st_blocks * 512 if partial.exists() else 0)
         if size > free:
             raise FileError(f"target must lie where {size} bytes are free, {path.parent} has {free}")
-        with partial.open("r+b" if done > 0 else "wb", buffering=0) as out:
+        with partial.open("r+b" if done > 0 or dealt > 0 else "w+b", buffering=0) as out:
             out.truncate(size)
             os.pwrite(out.fileno(), header, 0)
-            _move_rows(file, numbers.numpy(), out.fileno(), len(header), done, num_bytes, journal, facts)
+            _move_rows(file, numbers.numpy(), out.fileno(), len(header), done, dealt, num_bytes, journal, facts)
             _write_at(out.fileno(), order.numpy().data.cast("B"), len(header) + file.layout.num_bytes)
             os.fsync(out.fileno())
         file.check()
@@ -228,37 +232,98 @@ def _make_header(file: RowFile, num_rows: int) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _find_done(journal: Path, partial: Path, facts: Mapping[str, Any], size: int) -> int:
-    """Return how many rows an interrupted call with the same arguments has written."""
+def _find_done(journal: Path, partial: Path, facts: Mapping[str, Any], size: int) -> tuple[int, int]:
+    """Return the number of rows that an interrupted call has written, and of rows of a piece if it had dealt them out.
+
+    Both are 0 if there was no such call with these arguments.
+    """
     try:
         known = json.loads(journal.read_text())
         if partial.stat().st_size == size and all(known[name] == value for name, value in facts.items()):
-            return int(known["done"])
+            return int(known["done"]), int(known["dealt"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return 0
+    return 0, 0
 
 
-def _move_rows(file: RowFile, numbers: np.ndarray, handle: int, offset: int, done: int, num_bytes: int, journal: Path,
-               facts: Mapping[str, Any]) -> None:  # fmt: skip
-    """Write the rows that are not written yet, and after each piece the journal."""
+def _move_rows(file: RowFile, numbers: np.ndarray, handle: int, offset: int, done: int, dealt: int, num_bytes: int,
+               journal: Path, facts: Mapping[str, Any]) -> None:  # fmt: skip
+    """Write the rows that are not written yet, and after each piece the journal.
+
+    Args:
+        done, dealt: See `_find_done`.
+    """
     count = len(numbers)
     row_bytes = file.layout.num_bytes // max(1, count)
     if row_bytes == 0:
         return
-    reader = RangeReader(file)
-    step = min(count, max(1, num_bytes // row_bytes))
+    reader, was_begun = RangeReader(file), dealt > 0
+    step = dealt or min(count, max(1, num_bytes // row_bytes))
+    # Rows of a piece are there twice while they are put in order.
+    half = max(1, step // 2)
+    num_pieces = -(-count // half)
+    if done == dealt == 0 and num_pieces > 2 * _FEW_PIECES and half * row_bytes >= num_pieces * _LEAST_WRITE:
+        step = dealt = half
+        _deal_rows(reader, numbers, handle, offset, np.empty((step, row_bytes), np.uint8))
+        os.fsync(handle)
+        write_whole(journal, json.dumps({**facts, "done": 0, "dealt": dealt}))
+    # A piece that an interrupted call has begun to write is read from the old file.
     rows = np.empty((step, row_bytes), np.uint8)
+    piece = rows if dealt == 0 else np.empty_like(rows)
+    first_dealt = count if dealt == 0 else done + (dealt if was_begun else 0)
     with Bar(count, f"packing {file.path.name}", "rows") as bar:
         bar.update(done)
         for begin in range(done, count, step):
             own = numbers[begin : begin + step]
             by_place = np.argsort(own)
-            reader.read(own[by_place], by_place, rows)
-            _write_at(handle, rows[: len(own)].data.cast("B"), offset + begin * row_bytes)
+            if begin >= first_dealt:
+                _read_at(handle, rows[: len(own)].data.cast("B"), offset + begin * row_bytes)
+                piece[by_place] = rows[: len(own)]
+            else:
+                reader.read(own[by_place], by_place, piece)
+            _write_at(handle, piece[: len(own)].data.cast("B"), offset + begin * row_bytes)
             os.fsync(handle)
-            write_whole(journal, json.dumps({**facts, "done": begin + len(own)}))
+            write_whole(journal, json.dumps({**facts, "done": begin + len(own), "dealt": dealt}))
             bar.update(len(own))
+
+
+def _deal_rows(reader: RangeReader, numbers: np.ndarray, handle: int, offset: int, rows: np.ndarray) -> None:
+    """Write all rows to the pieces of the new file that they belong to, in the order of the old file within a piece.
+
+    The old file is read once, in order. With the rows of each piece read from all over the file, a disk would serve as
+    many requests as there are rows.
+
+    Args:
+        numbers: Row of the old file for each row of the new one, int64 `[N]`.
+        rows: Memory for the rows of a piece.
+    """
+    count, (step, row_bytes) = len(numbers), rows.shape
+    piece_of_row = np.empty(count, np.int32)
+    piece_of_row[numbers] = np.arange(count) // step
+    filled = np.arange(0, count, step)
+    with Bar(count, f"dealing out {reader.file.path.name}", "rows") as bar:
+        for begin in range(0, count, step):
+            own = np.arange(begin, min(begin + step, count))
+            pieces = piece_of_row[own]
+            by_piece = np.argsort(pieces, kind="stable")
+            slots = np.empty_like(by_piece)
+            slots[by_piece] = np.arange(len(own))
+            reader.read(own, slots, rows)
+            sizes = np.bincount(pieces, minlength=len(filled))
+            ends = np.cumsum(sizes)
+            for piece in np.flatnonzero(sizes):
+                part = rows[ends[piece] - sizes[piece] : ends[piece]]
+                _write_at(handle, part.data.cast("B"), offset + int(filled[piece]) * row_bytes)
+            filled += sizes
+            bar.update(len(own))
+
+
+def _read_at(handle: int, target: memoryview, place: int) -> None:
+    while len(target) > 0:
+        count = os.preadv(handle, [target], place)
+        if count == 0:
+            raise OSError(errno.EIO, "the file ends before its rows")
+        target, place = target[count:], place + count
 
 
 def _write_at(handle: int, data: memoryview, place: int) -> None:

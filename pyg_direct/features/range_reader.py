@@ -84,6 +84,11 @@ def find_whole_rows(rows: np.ndarray, layout: Layout, row_bytes: int) -> tuple[n
     return first, np.maximum(end, first)
 
 
+def outgrows_cache(file: RowFile) -> bool:
+    """Report whether a table is larger than half of the free memory: the page cache of the system then has no use."""
+    return file.layout.num_bytes > available_bytes() // 2
+
+
 class DiskReads(NamedTuple):
     """Reads of a file that batches were planned for; `print` shows a line.
 
@@ -98,6 +103,7 @@ class DiskReads(NamedTuple):
         disk_rate: Bytes per second that the disk gives in order, measured; None if it was not measured.
         random_rate: Pages of 4 KiB per second that it gives at random; likewise.
         unit: Name of what batches ask for: a row, or a neighbor of a list.
+        num_copied: Rows that other processes of this host had read, and that were copied from their windows.
     """
 
     path: str
@@ -113,6 +119,7 @@ class DiskReads(NamedTuple):
     disk_rate: float | None = None
     random_rate: float | None = None
     unit: str = "row"
+    num_copied: int = 0
 
     @property
     def rate(self) -> float:
@@ -121,7 +128,9 @@ class DiskReads(NamedTuple):
 
     @property
     def num_saved(self) -> int:
-        """Reads of rows that foresight saved: several batches shared them, or they were still in memory."""
+        """Reads of rows that foresight saved: several batches shared them, they were still in memory, or another
+        process of this host had read them.
+        """
         return self.num_asked - self.num_rows
 
     @property
@@ -137,12 +146,13 @@ class DiskReads(NamedTuple):
         return {**own, "rate": self.rate, "num_saved": self.num_saved, "read_ratio": self.read_ratio}
 
     def __str__(self) -> str:
+        copied = f", {self.num_copied:,} copied from other processes" if self.num_copied > 0 else ""
         shown = (f"{self.path}: {show_count(self.num_rows, self.unit)} read for {self.num_asked:,} that batches asked "
-                 f"for, {self.num_saved / max(1, self.num_asked):.0%} saved; {show_count(self.num_pages, 'page')} of "
-                 f"{show_bytes(self.page_bytes)}, {show_bytes(self.num_pages * self.page_bytes)} in "
-                 f"{show_count(self.num_requests, 'request')}, {self.num_again / max(1, self.num_pages):.0%} of them "
-                 f"again, {self.read_ratio:.1f} x the distinct {self.unit}s of windows; "
-                 f"{self.rate / 1e9:.2f} GB/s")  # fmt: skip
+                 f"for, {self.num_saved / max(1, self.num_asked):.0%} saved{copied}; "
+                 f"{show_count(self.num_pages, 'page')} of {show_bytes(self.page_bytes)}, "
+                 f"{show_bytes(self.num_pages * self.page_bytes)} in {show_count(self.num_requests, 'request')}, "
+                 f"{self.num_again / max(1, self.num_pages):.0%} of them again, {self.read_ratio:.1f} x the distinct "
+                 f"{self.unit}s of windows; {self.rate / 1e9:.2f} GB/s")  # fmt: skip
         if self.disk_rate is None or self.random_rate is None:
             return shown
         return (f"{shown} beside the disk's {self.disk_rate / 1e9:.2f} GB/s in order and "
@@ -160,8 +170,8 @@ class RangeReader:
 
     Args:
         keeps_all: True if each row is read at most once, by this process alone.
-        is_shared: True if other processes of this host read the file at about the same time. The page cache then holds
-            the pages that they read meanwhile, whatever the size of the file.
+        is_shared: True if other processes of this host read the file at about the same time, and the page cache is all
+            that they share. It then holds the pages that they read meanwhile, whatever the size of the file.
 
     Attributes:
         num_requests, num_pages, num_again, seconds: See `DiskReads`.
@@ -178,8 +188,7 @@ class RangeReader:
         size = file.layout.offset + file.layout.num_bytes
         self._seen = np.zeros(-(-size // PAGE) + 1, np.uint8)
         self._room = (_REQUEST_PAGES + 2) * PAGE + -(-self._row_bytes // PAGE) * PAGE
-        is_large = file.layout.num_bytes > available_bytes() // 2
-        self._is_direct = not is_shared and (keeps_all or is_large)
+        self._is_direct = not is_shared and (keeps_all or outgrows_cache(file))
         self.unit = find_block(file) if self._is_direct and not keeps_all else PAGE
         self._pool = Pool(_MANY, "pyg_direct_file", functools.partial(set_cpu_threads, 1))
         # Memory of whole pages that requests pass through. The last one that was given back is taken first, so that
@@ -287,7 +296,12 @@ class RangeReader:
         own, offset = rows[bounds[0] : bounds[1]], self.file.layout.offset
         begin = (offset + int(own[0]) * self._row_bytes) // self.unit * self.unit
         needed = offset + (int(own[-1]) + 1) * self._row_bytes - begin
-        got = self.file.read_bytes(begin, staging.data[:needed])
+        try:
+            got = self.file.read_bytes(begin, staging.data[:needed])
+        except FileError:
+            # A file that changed is named as such, at whatever byte a read notices it.
+            self.file.check()
+            raise
         progress[1] += 1
         progress[2] += -(-got // self.unit)
         places = offset - begin + own[:, None] * self._row_bytes + np.arange(self._row_bytes)

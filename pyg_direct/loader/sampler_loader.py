@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -17,7 +18,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.features.spilled_rows import SpilledRows
 from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
-from pyg_direct.loader.batch_sampler import Seeds, can_share
+from pyg_direct.loader.batch_sampler import Seeds, can_share, iterate_batches
 from pyg_direct.loader.collate.attributes import without_edge_attributes
 from pyg_direct.loader.collate.data import Attributes, StoreAttributes
 from pyg_direct.loader.collate.hetero_data import HeteroAttributes, note_typed
@@ -32,6 +33,7 @@ from pyg_direct.ops.compute_content_hash import glance_only
 from pyg_direct.runtime.comm.host_group import count_processes
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.host_memory import available_bytes, parse_size
+from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import Ids
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, check_output, is_own
@@ -183,7 +185,6 @@ class GeneralLoader(EpochLoader):
         if not stored and lists is None and not self.ahead:
             return None
         from pyg_direct.features.tiers.window import is_cached
-        from pyg_direct.loader.prefetch.foresight import Foresight
 
         # Other samplers, and orders of the program, may depend on when they are asked.
         in_memory = [is_cached(rows.tier) for rows in stored]  # type: ignore[arg-type]
@@ -199,7 +200,13 @@ class GeneralLoader(EpochLoader):
             return None
         for array in lists.arrays if lists is not None else ():
             array.num_processes = self._count_local()
-        windows = self._open_windows(stored)
+        return self._foresee(key, batches, self._open_windows(stored), lists)
+
+    def _foresee(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], windows: Sequence[RowWindow],
+                 lists: FiledLists | None) -> Foresight:  # fmt: skip
+        """Plan the batches of an epoch, for windows whose locks it holds."""
+        from pyg_direct.loader.prefetch.foresight import Foresight
+
         by_tier = {id(window.source): window for window in windows}
 
         def sample(items: Sequence[Work]) -> list[Any]:
@@ -264,23 +271,61 @@ class GeneralLoader(EpochLoader):
                  if not window.is_broken and any(rows is own for own in stored)}  # fmt: skip
         # The memory of windows over other tables is free before new windows take theirs.
         self._row_windows = None
-        sizes = [rows.shape.numel() * rows.tier.dtype.itemsize for rows in stored]
-        # The rest is for samples, which a GPU has in its own memory.
-        budget = int((1.0 if self.device.type == "cuda" else 1 - _SAMPLES_SHARE) * self._ahead_bytes())
         from pyg_direct.features.tiers.window import RowWindow
 
         windows = []
-        for rows, size in zip(stored, sizes, strict=True):
+        for rows, memory in zip(stored, self._divide_memory(stored), strict=True):
             window = known.get(id(rows))
             if window is None or not window.lock.acquire(blocking=False):
                 # Another iterator of this loader is at work in the known window.
                 tier: Any = rows.tier
-                memory = RowWindow.fit_rows(tier, budget * size // sum(sizes))
                 window = RowWindow(tier, memory, is_shared=self._count_local() > 1)
                 window.lock.acquire()
             windows.append(window)
         self._row_windows = list(zip(stored, windows, strict=True))
         return windows
+
+    def _divide_memory(self, stored: Sequence[SpilledRows]) -> list[int]:
+        """Return the bytes for the planned rows of each table."""
+        from pyg_direct.features.tiers.window import RowWindow
+
+        sizes = [rows.shape.numel() * rows.tier.dtype.itemsize for rows in stored]
+        # The rest is for samples, which a GPU has in its own memory.
+        budget = int((1.0 if self.device.type == "cuda" else 1 - _SAMPLES_SHARE) * self._ahead_bytes())
+        return [RowWindow.fit_rows(rows.tier, budget * size // sum(sizes))
+                for rows, size in zip(stored, sizes, strict=True)]  # fmt: skip
+
+    def _list_window_reads(self, feature: Feature, num_epochs: int) -> list[np.ndarray]:
+        """List the rows that each window of the coming epochs will read from the file of a feature, without reading.
+
+        Returns:
+            Positions in the file, int32 or int64 `[n]`, ascending, for each window in turn; empty if the feature has no
+            rows in a file that this loader plans.
+        """
+        from pyg_direct.features.tiers.read_order import ReadRecorder
+
+        with ordinary_tensors():
+            self._prepare()
+        stored, lists, share = self._find_filed(), self._find_lists(), self._share()
+        tier = next((rows.tier for rows in stored if rows is feature.stored), None)
+        if tier is None:
+            return []
+        windows = [ReadRecorder(rows.tier, memory)  # type: ignore[arg-type]
+                   for rows, memory in zip(stored, self._divide_memory(stored), strict=True)]  # fmt: skip
+        for epoch in range(num_epochs):
+            key = EpochKey(self.seed, self._next_epoch + epoch)  # type: ignore[arg-type]
+            first = self._first_batch // share.count if epoch == 0 else 0
+            batches = iterate_batches(self, key, first, self._input(), share, None)  # type: ignore[arg-type]
+            for window in windows:
+                window.lock.acquire()
+            foresight = self._foresee(key, batches, windows, lists)
+            try:
+                for number, _ in foresight:
+                    foresight.wait_for_sample(number)
+                    foresight.release(number)
+            finally:
+                foresight.close()
+        return next(window.reads for window in windows if window.source is tier)
 
     def _list_disk_reads(self) -> list[DiskReads]:
         lists = getattr(self._sampled_topology, "lists", None)

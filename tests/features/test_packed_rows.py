@@ -127,6 +127,104 @@ def test_an_interrupted_call_continues(tmp_path, table, monkeypatch, fault):
     assert sorted(os.listdir(tmp_path)) == ["packed.safetensors", "rows.npy"]
 
 
+@pytest.fixture
+def deals(monkeypatch):
+    """Tables of any size are read once in order, and dealt out."""
+    monkeypatch.setattr(packed_rows, "_LEAST_WRITE", 0)
+    monkeypatch.setattr(packed_rows, "_FEW_PIECES", 1)
+    return monkeypatch
+
+
+def follow_reads(monkeypatch, most=10**9):
+    """Rows of each read of the source; a call after the last one is interrupted."""
+    real, reads = packed_rows.RangeReader.read, []
+
+    def read_some(reader, own, *args):
+        if len(reads) == most:
+            raise KeyboardInterrupt("stop")
+        reads.append(own.tolist())
+        return real(reader, own, *args)
+
+    monkeypatch.setattr(packed_rows.RangeReader, "read", read_some)
+    return reads
+
+
+@pytest.mark.parametrize("memory", ["40B", "100B", "280B", "400B"])
+def test_a_large_table_is_read_once_in_order(tmp_path, device, deals, memory):
+    rows = make_rows(397)
+    order = torch.randperm(397, generator=torch.Generator().manual_seed(1))
+    path, reads = save_rows(tmp_path / "rows.npy", rows), follow_reads(deals)
+
+    packed = pack_rows(path, tmp_path / "packed.safetensors", order, memory=memory)
+
+    assert [row for part in reads for row in part] == [*range(397)]
+    assert torch.equal(bytes_of(packed_rows.RowFile(packed, name="rows").rows), bytes_of(rows)[order])
+    assert sorted(os.listdir(tmp_path)) == ["packed.safetensors", "rows.npy"]
+
+
+@pytest.mark.parametrize("at", ["dealing", "order", "half a piece"])
+def test_a_call_that_was_interrupted_while_rows_were_dealt_out_continues(tmp_path, deals, at):
+    rows = make_rows(397)
+    order = torch.randperm(397, generator=torch.Generator().manual_seed(1))
+    path, target = save_rows(tmp_path / "rows.npy", rows), tmp_path / "packed.safetensors"
+    real, pieces = packed_rows._write_at, []
+
+    def write_some(handle, data, place):
+        # Pieces that are in order have 20 rows, and so has no piece that is dealt out.
+        pieces.append(len(data) == 20 * 20)
+        if sum(pieces) == 5:
+            if at == "half a piece":
+                real(handle, data[: len(data) // 2], place)
+            raise KeyboardInterrupt("stop")
+        real(handle, data, place)
+
+    with deals.context() as patch:
+        if at == "dealing":
+            follow_reads(patch, 5)
+        else:
+            patch.setattr(packed_rows, "_write_at", write_some)
+        with pytest.raises(KeyboardInterrupt):
+            pack_rows(path, target, order, memory="800B")
+    assert not target.exists()
+
+    # More memory now does not change pieces that are dealt out.
+    reads = follow_reads(deals)
+    pack_rows(path, target, order, memory="800B" if at == "dealing" else "4000B")
+
+    assert torch.equal(bytes_of(packed_rows.RowFile(target, name="rows").rows), bytes_of(rows)[order])
+    # The piece that was begun is read from the source.
+    assert sum(map(len, reads)) == (397 if at == "dealing" else 20)
+
+
+def test_a_disk_that_is_full_while_rows_are_dealt_out_is_named(tmp_path, deals):
+    rows, order = make_rows(397), torch.randperm(397, generator=torch.Generator().manual_seed(1))
+    path, target, real, places = save_rows(tmp_path / "rows.npy", rows), tmp_path / "packed.safetensors", os.pwrite, []
+
+    def write_some(handle, data, place):
+        places.append(place)
+        if len(places) > 30:
+            raise OSError(errno.ENOSPC, "no room")
+        return real(handle, data, place)
+
+    with deals.context() as patch:
+        patch.setattr(os, "pwrite", write_some)
+        with pytest.raises(FileError, match=r"the disk is full .* the same call continues"):
+            pack_rows(path, target, order, memory="800B")
+    assert not target.exists()
+
+    pack_rows(path, target, order, memory="800B")
+    assert torch.equal(bytes_of(packed_rows.RowFile(target, name="rows").rows), bytes_of(rows)[order])
+
+
+def test_a_packed_table_is_dealt_out_again(tmp_path, deals):
+    rows, order = make_rows(397), torch.randperm(397, generator=torch.Generator().manual_seed(1))
+    once = pack_rows(save_rows(tmp_path / "rows.npy", rows), tmp_path / "once.safetensors", order, memory="800B")
+
+    twice = pack_rows(once, tmp_path / "twice.safetensors", order.flip(0), memory="800B")
+
+    assert torch.equal(bytes_of(packed_rows.RowFile(twice, name="rows").rows), bytes_of(rows)[order.flip(0)])
+
+
 @pytest.mark.parametrize("change", ["order", "source"])
 def test_other_arguments_begin_anew(tmp_path, table, monkeypatch, change):
     rows, path = table

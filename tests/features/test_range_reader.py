@@ -98,13 +98,17 @@ def test_a_file_that_changed_is_not_read(reader_of, change):
         read(reader, rows, np.arange(100))
 
 
-def test_a_file_that_changes_during_a_read_is_an_error(reader_of, monkeypatch):
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_file_that_changes_during_a_read_is_an_error(reader_of, monkeypatch, is_cut):
     rows = make_rows(100, 50)
     reader = reader_of(rows)
     real = range_reader.read_file_ranges_cpu
 
     def change(*args):
-        os.utime(reader.file.path, ns=(0, 0))
+        if is_cut:
+            os.truncate(reader.file.path, 1000)
+        else:
+            os.utime(reader.file.path, ns=(0, 0))
         return real(*args)
 
     monkeypatch.setattr(range_reader, "read_file_ranges_cpu", change)

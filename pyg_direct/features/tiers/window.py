@@ -17,12 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.errors import CudaError
 from pyg_direct.features.disk_rates import find_rates, measure_disk
 from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_direct
-from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows
+from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, outgrows_cache
 from pyg_direct.features.spilled_rows import SERVED
 from pyg_direct.features.tiers.base import Tier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier, file_of
+from pyg_direct.features.tiers.host_window import open_host_window
 from pyg_direct.kernels.rows.file_ranges import PAGE
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.rows.gather_rows import (
@@ -33,7 +35,7 @@ from pyg_direct.ops.rows.gather_rows import (
     rows_in_units,
     scatter_rows,
 )
-from pyg_direct.runtime.cuda.memory import allocate_or_fall_back
+from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
 
 # Bytes of the tables for each row of the file, and for each row in memory, with the lists of a window's rows.
 _TABLE_BYTES, _SLOT_BYTES = 8, 40
@@ -59,8 +61,8 @@ class RowWindow(Tier):
 
     Args:
         num_bytes: Memory for rows; page-locked if a GPU reads them, or of the GPU with GPUDirect Storage.
-        is_shared: True if other processes of this host read the file too. Pages that they read at about the same time
-            then come from the disk once, through the page cache.
+        is_shared: True if other processes of this host read the file too. They share its pages by the page cache of the
+            system. If the cache has no use, rows that one of them has in its window are copied (`HostWindow`).
 
     Attributes:
         lock: Held by the loader that uses the window.
@@ -69,6 +71,37 @@ class RowWindow(Tier):
     title = "file"
 
     def __init__(self, source: DiskTier | StagedTier, num_bytes: int, *, is_shared: bool = False) -> None:
+        num_rows, count = source.shape[0], self._settle(source, num_bytes)
+        file, shape = self.file, (count, *self.shape[1:])
+        self._on_gpu: Tensor | None = None
+        self._max_blocks: int | None = None
+        is_direct = wants_gpu_direct(self.device)
+        # The page cache is shared as well.
+        is_hosted = is_shared and not is_direct and outgrows_cache(file)
+        self._host = open_host_window(file, count) if is_hosted else None
+        if is_direct:
+            self._rows = self._on_gpu = torch.empty(shape, dtype=self.dtype, device=self.device)
+        elif self.device.type == "cuda":
+            # It is unlocked with the block.
+            self._block = block = self._lock_pages(count * self._row_bytes)
+            self._rows = block.view_on_cpu(self.dtype, shape)
+            if block.placement != "cpu":
+                self._on_gpu = block.view_on_gpu(self.dtype, shape)
+                self._max_blocks = blocks_for_rows(DEFAULT_BLOCKS, self._row_bytes, self._row_bytes)
+        elif self._host is not None:
+            self._rows = self._host.view(self.dtype, shape)
+        else:
+            self._rows = torch.empty(shape, dtype=self.dtype, device="cpu")
+        rows = rows_in_units(self._rows, torch.uint8)
+        self._bytes: Any = rows if is_direct else rows.numpy()
+        if self._host is not None:
+            self._slots = self._host.slots
+        self._reader: GpuDirectReader | RangeReader = GpuDirectReader(self.file) if is_direct else RangeReader(
+            self.file, keeps_all=count == num_rows, is_shared=is_shared and self._host is None)  # fmt: skip
+        self._events: deque[torch.cuda.Event] = deque()
+
+    def _settle(self, source: DiskTier | StagedTier, num_bytes: int) -> int:
+        """Make the tables of the rows; returns the number of rows that fit the memory."""
         super().__init__(source.placement, source.shape, source.dtype, source.device)
         self.source, self.lock = source, threading.Lock()
         file = file_of(source)
@@ -79,27 +112,9 @@ class RowWindow(Tier):
         # Nothing is given up if all rows fit.
         self.most_rows = count if count == num_rows else count - count // _PARTS
         self._least_part = max(1, count // _PARTS)
-        shape = (count, *self.shape[1:])
-        self._on_gpu: Tensor | None = None
-        self._max_blocks: int | None = None
-        is_direct = wants_gpu_direct(self.device)
-        if is_direct:
-            self._rows = self._on_gpu = torch.empty(shape, dtype=self.dtype, device=self.device)
-        elif self.device.type == "cuda":
-            block = allocate_or_fall_back(count * self._row_bytes, "pinned", self.device)
-            self._rows = block.view_on_cpu(self.dtype, shape)
-            if block.placement != "cpu":
-                self._on_gpu = block.view_on_gpu(self.dtype, shape)
-                self._max_blocks = blocks_for_rows(DEFAULT_BLOCKS, self._row_bytes, self._row_bytes)
-        else:
-            self._rows = torch.empty(shape, dtype=self.dtype, device="cpu")
-        rows = rows_in_units(self._rows, torch.uint8)
-        self._bytes: Any = rows if is_direct else rows.numpy()
         # By row: its slot, and the last batch that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
         self._held = np.full(count, -1, np.int64)
-        self._reader: GpuDirectReader | RangeReader = GpuDirectReader(self.file) if is_direct else RangeReader(
-            self.file, keeps_all=count == num_rows, is_shared=is_shared)  # fmt: skip
         self._number, self._num_in_window, self._first_batch, self._batch = -1, 0, 0, -1
         # Rows of the window, and those of them that are still to be read.
         self._wanted: list[np.ndarray] = []
@@ -107,10 +122,19 @@ class RowWindow(Tier):
         # Slots for them: empty ones, and then those of rows that only batches of earlier windows claimed, with the last
         # of these batches.
         self._given = np.empty(0, np.int32), np.empty(0, np.int32)
-        self._events: deque[torch.cuda.Event] = deque()
-        self.num_asked = self._num_claimed = self._num_read = self._num_alone = 0
+        self.num_asked = self._num_claimed = self._num_read = self._num_copied = self._num_alone = 0
         self._counting = threading.Lock()
         self._rates: tuple[float, float] | None = None
+        return count
+
+    def _lock_pages(self, num_bytes: int) -> Block:
+        """Return page-locked memory for rows; of the host's processes if that can be locked."""
+        if self._host is not None:
+            try:
+                return self._host.pin(self.device)
+            except CudaError:
+                self._host = None
+        return allocate_or_fall_back(num_bytes, "pinned", self.device)
 
     @staticmethod
     def fit_rows(source: Tier, num_bytes: int) -> int:
@@ -149,6 +173,8 @@ class RowWindow(Tier):
     def leave(self, is_left: bool = True) -> None:
         """Let a read that is under way end early; or read again."""
         self._reader.leave(is_left)
+        if self._host is not None:
+            self._host.leave(is_left)
 
     def find_fresh(self, number: int, ids: np.ndarray) -> Claim:
         """Find the rows that a batch would claim.
@@ -208,19 +234,37 @@ class RowWindow(Tier):
         part, slots = self._missing[:count], np.sort(places[:count]).astype(np.int64)
         self._given = places[count:], claims[count:]
         old = self._held[slots]
-        self._slots[old[old >= 0]] = -1
+        self._give_up(old[old >= 0])
         self._held[slots] = -1
         while self._events:
             # Kernels that read rows of released batches.
             self._events.popleft().synchronize()
-        if not self._reader.read(part, slots, self._bytes):
+        is_read = self._fill(part, slots)
+        if is_read is None:
             return True
         self._held[slots] = part
-        self._slots[part] = slots
         # Others came along in their pages.
-        self._num_read += int(np.count_nonzero(self._claims[part] >= self._first_batch))
+        is_claimed = self._claims[part] >= self._first_batch
+        self._num_read += int(np.count_nonzero(is_claimed & is_read))
+        self._num_copied += int(np.count_nonzero(is_claimed & ~is_read))
         self._missing = self._missing[count:]
         return len(self._missing) == 0
+
+    def _give_up(self, rows: np.ndarray) -> None:
+        """Take rows out of the window, before others take their slots."""
+        if self._host is None:
+            self._slots[rows] = -1
+        else:
+            self._host.give_up(rows)
+
+    def _fill(self, rows: np.ndarray, slots: np.ndarray) -> np.ndarray | None:
+        """Bring rows into slots; returns which were read from the file, or None if the read was left early."""
+        if self._host is not None:
+            return self._host.fill(rows, slots, lambda some, places: self._reader.read(some, places, self._bytes))
+        if not self._reader.read(rows, slots, self._bytes):
+            return None
+        self._slots[rows] = slots
+        return np.ones(len(rows), bool)
 
     def _begin_reads(self) -> np.ndarray:
         """Return the rows of the window that are not in memory, ascending, and list the slots that they may take."""
@@ -306,9 +350,10 @@ class RowWindow(Tier):
         reader = self._reader
         if measures_disk and self._rates is None and self.shape.numel() > 0:
             self._rates = find_rates(self.file) or measure_disk(self.file)
+        in_order, at_random = self._rates or (None, None)
         return DiskReads(str(self.file.path), self.num_asked, self._num_read + self._num_alone, self._row_bytes,
                          reader.num_requests, reader.num_pages, reader.unit, reader.num_again, reader.seconds,
-                         self._num_claimed, *(self._rates or ()))  # fmt: skip
+                         self._num_claimed, in_order, at_random, num_copied=self._num_copied)  # fmt: skip
 
 
 def is_cached(tier: DiskTier | StagedTier) -> bool:

@@ -29,7 +29,10 @@ def test_each_row_of_the_table_is_measured(tmp_path, monkeypatch):
         ratios = [row.p50 for row in rows if row.metric.startswith(f"bytes read over bytes of rows, {order}")]
         assert len(ratios) == 3
         assert min(ratios) > 0
-    for words in ("epoch, rows in host memory", "epoch, packed rows in a file 8 times", "infer, rows in a file",
+    ratios = [row.p50 for row in rows if row.metric.startswith("bytes read over bytes of rows, ordered, ")]
+    assert len(ratios) == 2
+    for words in ("epoch, rows in host memory", "epoch, packed rows in a file 8 times",
+                  "epoch, ordered rows in a file 8 times", "packing of rows by the reads", "infer, rows in a file",
                   "infer, rows and layers in files", "epoch of samples, lists in a file 8 times",
                   "host memory for rows of a file"):  # fmt: skip
         assert any(metric.startswith(words) for metric in metrics)

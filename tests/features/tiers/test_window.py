@@ -8,8 +8,10 @@ import torch
 
 from pyg_direct import save_rows
 from pyg_direct.errors import FileError, IdError
+from pyg_direct.features import range_reader
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.spilled_rows import find_window, serving
+from pyg_direct.features.tiers import host_window
 from pyg_direct.features.tiers.choice import open_file
 from pyg_direct.features.tiers.window import RowWindow, can_plan
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -75,6 +77,20 @@ def test_planned_rows_of_any_dtype_come_bit_for_bit(window_of, dtype, monkeypatc
     forbid_reads(window, monkeypatch)
 
     assert torch.equal(bytes_of(take(window, 0, ids)), bytes_of(rows)[ids])
+
+
+def test_rows_of_a_window_that_processes_share_come_bit_for_bit(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(host_window.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(range_reader, "available_bytes", lambda: 0)
+    rows, ids = make_rows(), [5, 0, 39, 5]
+    path = save_rows(tmp_path / "rows.npy", rows)
+    windows = [RowWindow(open_file(RowFile(path), resolve_device(device)), 400, is_shared=True) for _ in range(2)]
+    for window in windows:
+        plan(window, 0, ids)
+        forbid_reads(window, monkeypatch)
+
+        assert torch.equal(bytes_of(take(window, 0, ids)), bytes_of(rows)[ids])
+    assert [window.tell(measures_disk=False).num_copied for window in windows] == [0, 3]
 
 
 @pytest.mark.parametrize("row", [(), (7,), (2, 3, 5)], ids=str)
@@ -263,3 +279,4 @@ def test_reads_are_reported_beside_the_disk(window_of):
     assert found.to_dict()["read_ratio"] == found.num_pages * found.page_bytes / (450 * ROW_BYTES)
     assert "400 rows read for 450 that batches asked for, 11% saved" in str(found)
     assert "beside the disk's" in str(found)
+    assert "11% saved, 7 copied from other processes; " in str(found._replace(num_copied=7))

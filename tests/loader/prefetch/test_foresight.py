@@ -400,12 +400,15 @@ def test_windows_take_their_part_of_the_limit_of_a_group(path, tmp_path, device,
     assert window.last_number > 4
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-@pytest.mark.parametrize(("count", "is_direct"), [(1, True), (2, False)])
-def test_processes_of_a_host_read_through_its_page_cache(path, device, monkeypatch, count, is_direct, is_large):
+@pytest.mark.parametrize(("is_large", "has_shared_memory"), [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_processes_of_a_host_read_through_its_page_cache(path, device, monkeypatch, count, is_large, has_shared_memory):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    # Processes copy rows from each other's windows if the page cache cannot hold the file.
+    is_direct = count == 1 or (is_large and has_shared_memory)
+    if not has_shared_memory:
+        monkeypatch.setattr("pyg_direct.features.tiers.window.open_host_window", lambda *args: None)
     if is_large:
-        # A file that the page cache cannot hold; pages of windows at the same time are shared.
         monkeypatch.setattr(range_reader, "available_bytes", lambda: 1000)
     seen, open_handle = set(), RowFile.open_handle
     monkeypatch.setattr(RowFile, "open_handle", lambda file, *, is_direct: (

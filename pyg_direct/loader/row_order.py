@@ -1,0 +1,69 @@
+"""Order of rows in a file, by the windows in which a loader will read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.spilled_rows import SpilledRows
+from pyg_direct.features.tiers.disk import file_of
+from pyg_direct.features.tiers.read_order import order_by_windows
+from pyg_direct.loader.batch_sampler import can_share
+from pyg_direct.loader.sampler_loader import GeneralLoader
+from pyg_direct.ops.argument_checks import check_count
+from pyg_direct.sampler.keyed_sampler import is_own
+
+
+def order_by_reads(loader: Any, feature: Feature, *, num_epochs: int = 1) -> Tensor:
+    """Return the order in which the rows of a file are best packed for the coming epochs of a loader.
+
+    All batches are sampled, and no rows are read. Rows that the same windows of `ahead=` will read lie side by side in
+    this order. So after `pack_rows`, an epoch reads few bytes beside its rows, by large requests. The order fits these
+    epochs and this memory alone; with others, batches are equal too, but more bytes are read.
+
+    Args:
+        loader: A `NeighborLoader`, `NodeLoader`, `LinkNeighborLoader`, `LinkLoader` or `HGTLoader` with a `seed`, which
+            plans batches over the feature. It stands before the first of the epochs, or inside it, and stays there.
+            Give it memory, such as `ahead="8G"`, as windows depend on it. With `ranks`, the order is for the batches of
+            this process.
+        feature: The feature, from a file, in the `FeatureStore` of the loader.
+        num_epochs: Number of epochs; for more of them, rows of a window lie in more places.
+
+    Returns:
+        Id of each row, int64 `[N]` on the CPU, as `pack_rows` takes it. Ids are positions in a plain file.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+
+    Example:
+        >>> feature, store = Feature(device="cpu"), FeatureStore(device="cpu")
+        >>> store[None, "x", None] = feature.from_file(save_rows("x.npy", torch.eye(6)))
+        >>> graph = store, Data(edge_index=torch.tensor([[5, 2], [0, 1]]), num_nodes=6)
+        >>> loader = NeighborLoader(graph, [1], torch.tensor([0, 1]), batch_size=1, seed=0, device="cpu", ahead=1)
+        >>> order_by_reads(loader, feature).tolist()  # a window reads rows 0 and 5, and the next one rows 1 and 2
+        [0, 5, 1, 2, 3, 4]
+    """
+    if not isinstance(loader, GeneralLoader):
+        raise ArgumentTypeError("loader must be a NeighborLoader, NodeLoader, LinkNeighborLoader, LinkLoader or "
+                                f"HGTLoader of pyg_direct, got {type(loader).__name__}")  # fmt: skip
+    if not isinstance(feature, Feature):
+        raise ArgumentTypeError(f"feature must be a Feature, got {type(feature).__name__}")
+    check_count("num_epochs", num_epochs)
+    if loader.seed is None:
+        raise ArgumentError("loader must have a seed, by which its coming batches are known, got seed=None")
+    if not is_own(loader._sampler) or not can_share(loader):  # type: ignore[arg-type]
+        raise ArgumentError("loader must have a sampler of ours, and choose its batches itself, got "
+                            f"{type(loader).__name__} with a sampler or a batch_sampler of the program")  # fmt: skip
+    reads = loader._list_window_reads(feature, num_epochs)
+    stored = feature.stored
+    if not reads or not isinstance(stored, SpilledRows):
+        raise ArgumentError("feature must have rows in a file that the loader reads ahead (Feature.from_file in its "
+                            f"FeatureStore, and not ahead=0), got {feature!r} with ahead={loader.ahead!r}")  # fmt: skip
+    file = file_of(stored.tier)
+    assert file is not None
+    order = torch.from_numpy(order_by_windows(reads, stored.shape[0]))
+    return order if file.order is None else file.order[order]
