@@ -25,6 +25,7 @@ _TILE, _ENOUGH_TILES, _LEAST_PIECE = 128, 256, 2048
 _SPLIT_BY_TORCH = 47
 # torch 2.8 and later.
 _has_wide_products = hasattr(torch.ops.aten.mm, "dtype")
+_has_wide_sums = hasattr(torch.ops.aten.mm, "dtype_out") and hasattr(torch.ops.aten.addmm, "dtype_out")
 
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None = None,
@@ -73,6 +74,24 @@ def multiply_exactly(rows: Tensor, wide: Tensor) -> Tensor:
         high = wide.to(rows.dtype)
         both = torch.mm(rows, torch.cat([high, (wide - high).to(rows.dtype)], dim=1), out_dtype=torch.float32)
     return both[:, : wide.shape[1]] + both[:, wide.shape[1] :]
+
+
+def multiply_into(total: Tensor, rows: Tensor, matrix: Tensor, *, adds: bool) -> None:
+    """Write rows `[N, K]` times a matrix `[K, M]` of their dtype to `total` `[N, M]`, of this dtype or fp32, or add
+    them to it. On a GPU the products reach fp32 without a rounding in between.
+    """
+    with without_autocast(total.device.type):
+        if rows.dtype == total.dtype:
+            torch.addmm(total, rows, matrix, beta=int(adds), out=total)
+        elif _has_wide_sums and rows.is_cuda and total.dtype == torch.float32:
+            if adds:
+                torch.addmm(total, rows, matrix, out_dtype=total.dtype, out=total)
+            else:
+                torch.mm(rows, matrix, out_dtype=total.dtype, out=total)
+        elif adds:
+            total.add_(rows @ matrix)
+        else:
+            total.copy_(rows @ matrix)
 
 
 def multiply_tall(rows: Tensor, wide: Tensor) -> Tensor:
