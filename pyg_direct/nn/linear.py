@@ -69,11 +69,28 @@ def multiply_exactly(rows: Tensor, wide: Tensor) -> Tensor:
     with without_autocast(rows.device.type):
         if rows.dtype == wide.dtype:
             return rows @ wide
-        if not _has_wide_products or rows.dtype != torch.bfloat16 or not rows.is_cuda or torch.is_grad_enabled():
+        if not splits(rows, wide.dtype):
             return rows.to(wide.dtype) @ wide
-        high = wide.to(rows.dtype)
-        both = torch.mm(rows, torch.cat([high, (wide - high).to(rows.dtype)], dim=1), out_dtype=torch.float32)
+        both = multiply_widely(rows, torch.cat(split_in_two(wide, rows.dtype), dim=1))
     return both[:, : wide.shape[1]] + both[:, wide.shape[1] :]
+
+
+def splits(rows: Tensor, dtype: torch.dtype) -> bool:
+    """Report whether rows are multiplied by matrices of fp32 in two parts of their own dtype."""
+    is_wider = rows.dtype == torch.bfloat16 and dtype == torch.float32
+    return is_wider and _has_wide_products and rows.is_cuda and not torch.is_grad_enabled()
+
+
+def split_in_two(wide: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return two tensors of a dtype whose sum is near one of fp32."""
+    high = wide.to(dtype)
+    return high, (wide - high).to(dtype)
+
+
+def multiply_widely(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply rows by a matrix of their 16 bits, with fp32 results; for the rows of `splits`."""
+    with without_autocast(rows.device.type):
+        return torch.mm(rows, matrix, out_dtype=torch.float32)
 
 
 def multiply_into(total: Tensor, rows: Tensor, matrix: Tensor, *, adds: bool) -> None:
@@ -114,16 +131,15 @@ def multiply_tall(rows: Tensor, wide: Tensor) -> Tensor:
     with without_autocast(rows.device.type):
         parts = [wide]
         if is_split:
-            high = wide.to(rows.dtype)
-            parts = [high, (wide - high).to(rows.dtype)]
+            parts = list(split_in_two(wide, rows.dtype))
         length = count // pieces
         both = torch.cat(parts, dim=1) if is_split else wide
         whole = length * pieces
         total = torch.bmm(rows[:whole].reshape(pieces, length, width).transpose(1, 2),
                           both[:whole].reshape(pieces, length, -1)).sum(0, dtype=work)  # fmt: skip
-        if is_split:
-            total = total.view(width, len(parts), -1).sum(1)
-        return total if whole == count else total + multiply_exactly(rows[whole:].t(), wide[whole:])
+        if whole < count:
+            multiply_into(total, rows[whole:].t(), both[whole:], adds=True)
+        return total.view(width, len(parts), -1).sum(1) if is_split else total
 
 
 def multiply_heads(rows: Tensor, weight: Tensor) -> Tensor:

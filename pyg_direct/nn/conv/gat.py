@@ -38,7 +38,7 @@ from pyg_direct.nn.trimming import Kept, is_linear
 from pyg_direct.nn.whole_graphs import find_whole, may_find
 from pyg_direct.ops.aggregate.compute_softmax import attend, pick_scores, softmax
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate
-from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
+from pyg_direct.ops.run_kernel import is_heard, is_recorded, runs_on_gpu
 
 # Stored rows of these dtypes are widened by autocast where a matrix first reads them.
 _STORED = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -315,7 +315,9 @@ def _plan(relations: Sequence[Relation], groups: list[list[int]]) -> tuple[Group
 
 def _is_fused(module: Any, made: Tensor, read: ReadSources, vector: Tensor) -> bool:
     is_plain_sum = module.concat and not (module.training and module.dropout)
-    return is_plain_sum and vector.dtype == torch.float32 and can_attend(made, module.heads, read)
+    # Modes see only torch's operators.
+    return (is_plain_sum and vector.dtype == torch.float32 and not is_heard(made)
+            and can_attend(made, module.heads, read))  # fmt: skip
 
 
 def _add_up(relations: Sequence[Relation], plan: Groups, out: Tensor, used: Used, biases: list[Tensor | None]

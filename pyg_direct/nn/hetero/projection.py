@@ -16,7 +16,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyg_direct.nn.hetero.joined_edges import Picked, Relation, Used, pick
-from pyg_direct.nn.linear import multiply_exactly, multiply_into, multiply_tall, without_autocast
+from pyg_direct.nn.linear import (
+    multiply_exactly,
+    multiply_into,
+    multiply_tall,
+    multiply_widely,
+    split_in_two,
+    splits,
+    without_autocast,
+)
 
 
 def project(relations: Sequence[Relation], weights: Sequence[Tensor], own_weights: Sequence[Tensor],
@@ -105,18 +113,13 @@ class _Project(Function):
         made = torch.empty(sum(map(len, picked)), len(weights[0]), dtype=plan.dtype, device=tables[0].device)
         for part, rows, weight in zip(made.split_with_sizes(list(map(len, picked))), picked, narrow, strict=True):
             torch.mm(rows, weight.t(), out=part)
-        folded = [_fold([own_weights[i] for i in group.relations], [vectors[i] for i in group.relations])
-                  for group in plan.groups]  # fmt: skip
-        heads, parts = vectors[0].shape[1], [made] * len(weights)
-        for group, matrix in zip(plan.groups, folded, strict=True):
-            block = multiply_exactly(read[group.table][: group.most], matrix.t())
-            for i, columns in zip(group.relations, block.split(heads, dim=1), strict=True):
-                parts[i] = columns[: plan.sizes[i]]
+        folded = _fold_groups(plan, own_weights, vectors)
+        scores = _score_targets(plan, read, folded)
         ctx.set_materialize_grads(False)
         ctx.used, ctx.plan = used, plan
         ctx.counts = plan.num_tables, len(weights)
         ctx.save_for_backward(*given, *read, *picked, *narrow, *folded)
-        return made, torch.cat(parts)
+        return made, scores
 
     @staticmethod
     def backward(ctx: Any, to_made: Tensor | None, to_scores: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -128,8 +131,7 @@ class _Project(Function):
         read, picked, narrow, folded = _Given.of(plan, saved[len(given) :])
         found = _Given.of(plan, [None] * len(given))
         wanted = _Given.of(plan, wants)
-        _, _, own_weights, vectors = _Given.of(plan, given)
-        blocks = [_join_scores(plan, group, to_scores, ctx.used, vectors[0].shape[1]) for group in plan.groups]
+        blocks = [_join_scores(plan, group, to_scores, ctx.used) for group in plan.groups]
         parts = [None] * count if to_made is None else to_made.split_with_sizes(list(map(len, picked)))
         live = [i for i in range(count) if ctx.used[i] and to_made is not None]
         for i in live:
@@ -139,16 +141,7 @@ class _Project(Function):
             if wanted.tables[place]:
                 found.tables[place] = _pull_table(plan, place, given[place], [i for i in live if
                                                   plan.sources[i] == place], parts, narrow, blocks, folded)  # fmt: skip
-        for group, block in zip(plan.groups, blocks, strict=True):
-            chosen = [i for i in group.relations if ctx.used[i]]
-            if block is not None and any(wanted.own_weights[i] or wanted.vectors[i] for i in chosen):
-                pulled = multiply_tall(read[group.table][: group.most], block).to(block.dtype).t()
-                to_weights, to_vectors = _unfold(pulled, [own_weights[i] for i in group.relations],
-                                                 [vectors[i] for i in group.relations])  # fmt: skip
-                for number, i in enumerate(group.relations):
-                    if i in chosen:
-                        found.own_weights[i] = to_weights[number] if wanted.own_weights[i] else None
-                        found.vectors[i] = to_vectors[number] if wanted.vectors[i] else None
+        _pull_targets(plan, read, blocks, given, wanted, found, ctx.used)
         return None, None, *(part for parts in found for part in parts)
 
 
@@ -171,6 +164,37 @@ def _fold(weights: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return torch.bmm(rows, torch.stack(list(weights)).view(len(rows), channels, -1)).view(len(weights) * heads, -1)
 
 
+def _fold_groups(plan: _Plan, weights: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the matrices that make the scores of each group, `[R * H, D]`."""
+    numbers = [group.relations for group in plan.groups]
+    if len({weight.shape for weight in weights}) > 1:
+        return [_fold([weights[i] for i in its], [vectors[i] for i in its]) for its in numbers]
+    order = [i for its in numbers for i in its]
+    folded = _fold([weights[i] for i in order], [vectors[i] for i in order])
+    return list(folded.split([len(its) * vectors[0].shape[1] for its in numbers]))
+
+
+def _score_targets(plan: _Plan, read: Sequence[Tensor], folded: Sequence[Tensor]) -> Tensor:
+    """Return the scores of the targets of all relations `[sum of sizes, H]`."""
+    counts = [len(group.relations) for group in plan.groups]
+    heads = len(folded[0]) // counts[0]
+    rows = [read[group.table][: group.most] for group in plan.groups]
+    if splits(rows[0], folded[0].dtype) and len({matrix.shape[1] for matrix in folded}) == 1:
+        # Both parts of all matrices at once.
+        parts = [part.view(-1, heads, part.shape[1]) for part in split_in_two(torch.cat(list(folded)), rows[0].dtype)]
+        pairs = torch.stack(parts, dim=1).split(counts)
+        made = [multiply_widely(its, pair.flatten(0, 2).t()).view(len(its), count, 2, heads)
+                for its, pair, count in zip(rows, pairs, counts, strict=True)]  # fmt: skip
+        blocks = [block[:, :, 0] + block[:, :, 1] for block in made]
+    else:
+        blocks = [multiply_exactly(its, matrix.t()).view(len(its), count, heads)
+                  for its, matrix, count in zip(rows, folded, counts, strict=True)]  # fmt: skip
+    scores: dict[int, Tensor] = {}
+    for group, block in zip(plan.groups, blocks, strict=True):
+        scores |= {i: block[: plan.sizes[i], k] for k, i in enumerate(group.relations)}
+    return torch.cat([scores[i] for i in range(len(plan.own))])
+
+
 def _unfold(grad: Tensor, weights: Sequence[Tensor], vectors: Sequence[Tensor]
             ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:  # fmt: skip
     """Return the gradients of matrices and of vectors from the gradient of `_fold`, `[R * H, D]`."""
@@ -183,11 +207,30 @@ def _unfold(grad: Tensor, weights: Sequence[Tensor], vectors: Sequence[Tensor]
     return to_weights.unbind(), to_vectors.unbind()
 
 
-def _join_scores(plan: _Plan, group: _Shared, grad: Tensor | None, used: Used, heads: int) -> Tensor | None:
+def _pull_targets(plan: _Plan, read: Sequence[Tensor], blocks: Sequence[Tensor | None], given: Sequence[Tensor],
+                  wanted: _Given, found: _Given, used: Used) -> None:  # fmt: skip
+    """Set the gradients of the matrices and vectors of targets, from the gradients of the scores of each group."""
+    _, _, weights, vectors = _Given.of(plan, given)
+    order, pulled = [], []
+    for group, block in zip(plan.groups, blocks, strict=True):
+        if block is not None and any(wanted.own_weights[i] or wanted.vectors[i] for i in group.relations if used[i]):
+            order.append(group.relations)
+            pulled.append(multiply_tall(read[group.table][: group.most], block).to(block.dtype).t())
+    if len({part.shape[1] for part in pulled}) == 1:
+        order, pulled = [[i for its in order for i in its]], [torch.cat(pulled)]
+    for its, grad in zip(order, pulled, strict=True):
+        parts = zip(its, *_unfold(grad, [weights[i] for i in its], [vectors[i] for i in its]), strict=True)
+        for i, to_weight, to_vector in parts:
+            if used[i]:
+                found.own_weights[i] = to_weight if wanted.own_weights[i] else None
+                found.vectors[i] = to_vector if wanted.vectors[i] else None
+
+
+def _join_scores(plan: _Plan, group: _Shared, grad: Tensor | None, used: Used) -> Tensor | None:
     """Return the gradients of the scores of a group `[most, R * H]`, zero where there are none; None without any."""
     if grad is None or not any(used[i] for i in group.relations):
         return None
-    parts = grad.split_with_sizes(plan.sizes)
+    parts, heads = grad.split_with_sizes(plan.sizes), grad.shape[1]
     is_full = all(used[i] and plan.sizes[i] == group.most for i in group.relations)
     if is_full:
         return torch.cat([parts[i] for i in group.relations], dim=1)
