@@ -5,6 +5,7 @@ On an H200 torch adds up the gradients of 107,000 rows of 256 in 117 us, and mul
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -101,14 +102,28 @@ def multiply_into(total: Tensor, rows: Tensor, matrix: Tensor, *, adds: bool) ->
         if rows.dtype == total.dtype:
             torch.addmm(total, rows, matrix, beta=int(adds), out=total)
         elif _has_wide_sums and rows.is_cuda and total.dtype == torch.float32:
-            if adds:
+            if not adds:
+                torch.mm(rows, matrix, out_dtype=total.dtype, out=total)
+            elif _adds_widely(rows.device, rows.dtype):
                 torch.addmm(total, rows, matrix, out_dtype=total.dtype, out=total)
             else:
-                torch.mm(rows, matrix, out_dtype=total.dtype, out=total)
+                total.add_(torch.mm(rows, matrix, out_dtype=total.dtype))
         elif adds:
             total.add_(rows @ matrix)
         else:
             total.copy_(rows @ matrix)
+
+
+@functools.cache
+def _adds_widely(device: torch.device, dtype: torch.dtype) -> bool:
+    """Report whether torch adds products of 16 bits to fp32 in place: earlier versions refuse such sums."""
+    rows, total = torch.zeros(8, 8, dtype=dtype, device=device), torch.zeros(8, 8, device=device)
+    try:
+        # Refused by the host, so that a captured graph does not end.
+        torch.addmm(total, rows, rows, out_dtype=total.dtype, out=total)
+    except RuntimeError:
+        return False
+    return True
 
 
 def multiply_tall(rows: Tensor, wide: Tensor) -> Tensor:
