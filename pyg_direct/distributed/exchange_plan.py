@@ -7,6 +7,8 @@ Design. A hop of `HeteroGpuPlan` lists its work, picks, and numbers the new node
    fixed length, and exchanged. Draws depend on key, node and slot, so that they are the draws of one process.
 3. The own work list finds its edges in the answers, and the kernel that picks copies them in its own order.
 
+An induced subgraph has one request more, for all edges of the nodes of all hops, of which it keeps those among them.
+
 No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop a few words give
 each rank the largest needs of all; they go with the ids of rows, if there are rows. If a segment, or a buffer of one
 rank, was too small, all ranks sample the batch again with room for these needs. So the lengths of segments are equal on
@@ -35,7 +37,6 @@ from pyg_direct.distributed.partitioning.manifest import table_dtype
 from pyg_direct.errors import PartitionError
 from pyg_direct.kernels.batch_counters import EDGES, NODES, STATE
 from pyg_direct.kernels.sampling import captured_hops, frontier_segments, hetero, weighted_gpu, worklist
-from pyg_direct.kernels.sampling.frontier_segments import MOST_BUCKETS
 from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, TIMED
 from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.rows.upload import upload
@@ -59,19 +60,19 @@ _NODES_AT_ONCE = 1 << 24
 
 
 class Room(NamedTuple):
-    """Room of segments, equal on all ranks: for nodes and edges by hop, and for rows by node type."""
+    """Room of segments, equal on all ranks: for nodes and edges by request, and for rows by node type."""
 
     nodes: tuple[int, ...]
     edges: tuple[int, ...]
     rows: RowRoom = RowRoom()
 
     def grow(self, needs: list[int]) -> Room:
-        """Return room for the needs of a batch, with head-room: by hop nodes and edges, then of rows; a need of 0 is
-        met.
+        """Return room for the needs of a batch, with head-room: by request nodes and edges, then of rows; a need of 0
+        is met.
         """
-        of_hops, of_rows = needs[: 2 * len(self.nodes)], needs[2 * len(self.nodes) :]
+        of_requests, of_rows = needs[: 2 * len(self.nodes)], needs[2 * len(self.nodes) :]
         nodes, edges = (
-            tuple(max(own, need + need // 4) for own, need in zip(room, of_hops[first::2], strict=True))
+            tuple(max(own, need + need // 4) for own, need in zip(room, of_requests[first::2], strict=True))
             for first, room in enumerate(self[:2])
         )
         return Room(nodes, edges, self.rows.grow(of_rows))
@@ -150,12 +151,13 @@ class ExchangePlan(HeteroGpuPlan):
     """Plan of one rank for batches of a graph in parts; every rank makes one, and submits as many batches.
 
     Args:
-        plan: The plan with the rows, flags and rules to use; its subgraphs are not induced.
+        plan: The plan with the rows, flags and rules to use.
         node_rows: Rows of nodes that batches have; None for batches without.
         sent: Gets the bytes sent to other ranks, head-room of segments included: `rows`, and `hops` for all else.
 
     Attributes:
         room: Room of segments, equal on all ranks.
+        num_requests: Requests of a batch to the owners of its nodes.
         id_starts: Number that turns a node of a slot into an id of the id space of all types, int64 `[T]`.
 
     Raises:
@@ -169,8 +171,14 @@ class ExchangePlan(HeteroGpuPlan):
                  node_rows: CapturedRows | None = None, sent: Counter[str] | None = None) -> None:  # fmt: skip
         topology: Any = plan.topology
         topo: PartTopo = topology.topo
+        all_edges = np.full(len(topo.edge_types), -1)
         super().__init__(topology, plan.fanouts, plan.rules, plan.rows, plan.flags, disjoint=plan.disjoint,
-                         repeats=False, num_batches=1, max_degree=plan.recipe.max_degree)  # fmt: skip
+                         repeats=False, num_batches=1, max_degree=plan.recipe.max_degree,
+                         last_fanouts=all_edges if plan.recipe.subgraph_type == "induced" else None)  # fmt: skip
+        self._asked_fanouts = self.fanouts if self.last_fanouts is None else np.concatenate(
+            [self.fanouts, self.last_fanouts[None]])  # fmt: skip
+        # A graph without relations has nothing to ask for.
+        self.num_requests = len(self._asked_fanouts) if topo.edge_types else 0
         device = topology.device
         self.owners = _join_books(part, topo, device)
         self.transport, self.num_parts = transport, part.num_parts
@@ -185,7 +193,7 @@ class ExchangePlan(HeteroGpuPlan):
         self._most_slots = 3
         self.node_rows = node_rows
         rows = RowRoom() if node_rows is None else node_rows.first_room()
-        self.room = Room((_FIRST_NODES,) * self.num_hops, (_FIRST_EDGES,) * self.num_hops, rows)
+        self.room = Room((_FIRST_NODES,) * self.num_requests, (_FIRST_EDGES,) * self.num_requests, rows)
         self._tables: tuple[Any, ...] = ()
         self._sent: Counter[str] = Counter() if sent is None else sent
         # Bytes that a batch sends without the rows.
@@ -233,11 +241,12 @@ class ExchangePlan(HeteroGpuPlan):
         return words.reshape(-1)
 
     def _list_asked_templates(self, part: GraphPart, plan: GeneralPlan) -> np.ndarray:
-        """Words of the entries of an owner's work lists that do not depend on a batch, int64 `[R * COLUMNS]` a hop."""
+        """Words of the entries of an owner's work lists that do not depend on a batch, int64 `[R * COLUMNS]` a
+        request."""
         topo = self.topology.topo
-        words = np.zeros((self.num_hops, len(topo.edge_types), COLUMNS), np.int64)
+        words = np.zeros((*self._asked_fanouts.shape, COLUMNS), np.int64)
         own_starts = topo.type_starts[topo.expanded]
-        words[..., worklist.RELATION], words[..., worklist.FANOUT] = np.arange(len(topo.edge_types)), self.fanouts
+        words[..., worklist.RELATION], words[..., worklist.FANOUT] = np.arange(len(topo.edge_types)), self._asked_fanouts
         # Rows are found by positions among all nodes of the part, draws by ids within the type.
         words[..., worklist.ROWS] = topo.row_starts[:-1] - part.own_starts[topo.expanded] + own_starts
         words[..., worklist.OWN_START], words[..., worklist.EDGES] = own_starts, topo.edge_starts[:-1]
@@ -367,30 +376,35 @@ class ExchangePlan(HeteroGpuPlan):
         slot.hop_bytes = self._hop_bytes
 
     def _pick(self, slot: Any, work: Tensor, hop: int, stage: int, stream: int) -> None:
+        if not self.num_requests:
+            super()._pick(slot, work, hop, stage, stream)
+            return
         nodes, edges = slot.room.nodes[hop], slot.room.edges[hop]
         num_items = self.answer_items(nodes)
         self._ask(slot, hop, nodes, stream)
         self._answer(slot, hop, nodes, edges, num_items, stream)
         self._exchange(slot.answers, slot.answers_back, num_items + 2 * edges, stream)
-        scratch, layout = self._scratch, slot.layout
+        scratch, layout, relations = self._scratch, slot.layout, len(self.topology.topo.edge_types)
         full = scratch.block_sums.numel()
         item_grid = max(1, min(full, -(-slot.capacity.items // THREADS)))
-        run_gpu(frontier_segments.read_answers_gpu, item_grid, work, slot.slots, slot.bases, nodes, num_items, edges,
-                slot.answers_back, slot.starts, slot.sizes, slot.counts, scratch.block_sums, stream=stream)  # fmt: skip
-        run_gpu(captured_hops.place_items_gpu, item_grid, slot.state, hop, slot.capacity.edges, work, slot.counts,
+        run_gpu(frontier_segments.read_answers_gpu, item_grid, work, slot.slots, relations, slot.bases, nodes,
+                num_items, edges, slot.answers_back, slot.starts, slot.sizes, slot.counts, scratch.block_sums,
+                stream=stream)  # fmt: skip
+        run_gpu(captured_hops.place_items_gpu, item_grid, slot.state, stage, slot.capacity.edges, work, slot.counts,
                 scratch.block_sums, slot.offsets, stream=stream)  # fmt: skip
         run_gpu(hetero.pick_items_gpu, full, hop, 0, layout.tree_shift, work, slot.answers_back,
                 slot.answers_back[edges:], self._none, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets,
-                slot.draws, slot.repeats, slot.sources, slot.ids, slot.targets, scratch.fresh, scratch.touched,
-                layout.bucket_shift, slot.bucket_counts, slot.ranks, stream=stream)  # fmt: skip
+                slot.draws, slot.repeats, slot.sources, slot.ids, slot.targets, *self._list_marks(slot, hop),
+                stream=stream)  # fmt: skip
 
     def _ask(self, slot: Any, hop: int, nodes: int, stream: int) -> None:
-        """Send the nodes of a hop to their owners."""
+        """Send the nodes of a hop to their owners; behind the last hop, the nodes of all hops."""
         topo, length = self.topology.topo, self.node_length(nodes)
         types, template = len(topo.node_types), hop * slot.work.numel()
-        # The nodes of the hop are not counted here: a full grid, unless there are few nodes at all.
+        # The nodes are not counted here: a full grid, unless there are few nodes at all.
         grid = grid_for(slot.nodes.numel(), slot.state)
-        frontier = slot.begins, hop * (types + 1), types, slot.nodes
+        first, num_hops = (hop * (types + 1), 1) if hop < self.num_hops else (0, self.num_hops + 1)
+        frontier = slot.begins, first, num_hops, types, slot.nodes
         run_gpu(frontier_segments.count_owners_gpu, grid, *frontier, self.id_starts, self.num_parts,
                 *self.owners, slot.owner_counts, slot.slots, stream=stream)  # fmt: skip
         run_gpu(frontier_segments.fill_segments_gpu, grid, *frontier, slot.trees, slot.seed_times, self.id_starts,
@@ -416,7 +430,7 @@ class ExchangePlan(HeteroGpuPlan):
                 rules.window, *found, slot.asked_counts, sums, stream=stream)  # fmt: skip
         run_gpu(captured_hops.place_items_gpu, item_grid, slot.asked_state, 0, parts * edges, work, slot.asked_counts,
                 sums, slot.asked_offsets, stream=stream)  # fmt: skip
-        if self.is_weighted:
+        if self.is_weighted and hop < self.num_hops:
             run_gpu(weighted_gpu.pick_weighted_gpu, full, hop, replace, work, rows.edge_weight, rows.weight_before,
                     slot.excluded, slot.received, trees, *found, slot.asked_offsets, slot.asked_draws,
                     stream=stream)  # fmt: skip
@@ -502,10 +516,3 @@ def _join_books(part: GraphPart, topo: PartTopo, device: torch.device) -> tuple[
     if len(books) > 1:
         return torch.empty(0, dtype=torch.int64, device=device), table
     return books[0].find_arrays(device)
-
-
-def serves(plan: GeneralPlan, num_parts: int) -> bool:
-    """Report whether an `ExchangePlan` serves the batches of a plan over so many parts."""
-    topo = plan.topology.topo
-    return (plan.recipe.subgraph_type != "induced" and len(topo.edge_types) > 0
-            and num_parts * len(topo.node_types) <= MOST_BUCKETS)  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.distributed.captured_rows import CapturedRows
-from pyg_direct.distributed.exchange_plan import ExchangePlan, serves
+from pyg_direct.distributed.exchange_plan import ExchangePlan
 from pyg_direct.distributed.graph_part import GraphPart, PlacedPart
 from pyg_direct.distributed.row_exchange import RowExchange, Unpacker, pack
 from pyg_direct.kernels.sampling.worklist import BATCH, BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
@@ -260,7 +260,7 @@ class DistPlan(GeneralPlan):
 
     def _find_exchange(self) -> ExchangePlan | None:
         """Find the captured plan of this process's part; None if the host drives the hops."""
-        segments = self._communicator.open_segments() if serves(self, self.part.num_parts) else None
+        segments = self._communicator.open_segments()
         if segments is not None and self._exchange is None:
             self._exchange = ExchangePlan(self.part, self, segments, self._open_node_rows(),
                                           self._communicator.sent)  # fmt: skip

@@ -44,8 +44,8 @@ from pyg_direct.kernels.sampling.worklist import (
     tree_of,
 )
 
-# Parts times node types, at most: a block counts them in shared memory.
-MOST_BUCKETS = 256
+# Parts times node types up to which a block counts them in shared memory.
+SHARED_BUCKETS = 256
 _RANK_BITS = np.int64(32)
 _RANK = np.int64(0xFFFFFFFF)
 
@@ -59,48 +59,59 @@ def sum_words(words, begin, count):
     return total
 
 
-@gpu_kernel("i8[] i8 i8 i8[] i8[] i8 i8[] T[] i4[] i8[]", T=("u1", "i2"))
-def count_owners_gpu(begins, first, num_types, nodes, id_starts, num_parts, bounds, table, counts, slots):
-    """Count the nodes of a hop by owner and type; `slots` gets the number of each node in its bucket.
+@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8 i8[] T[] i4[] i8[]", T=("u1", "i2"))
+def count_owners_gpu(begins, first, num_hops, num_types, nodes, id_starts, num_parts, bounds, table, counts,
+                     slots):  # fmt: skip
+    """Count the nodes of hops that follow each other by owner and type; `slots` gets the number of each in its bucket.
 
-    `begins[first:]` has the first node of each type, and the end. `counts`, int32 `[P * T]`, is zero before.
+    `begins[first:]` has the first node of each type, and the end, for each hop. `counts`, int32 `[P * T]`, is zero
+    before.
     """
-    own_counts = cuda.shared.array(MOST_BUCKETS, np.int32)
-    firsts = cuda.shared.array(MOST_BUCKETS, np.int32)
+    own_counts = cuda.shared.array(SHARED_BUCKETS, np.int32)
+    firsts = cuda.shared.array(SHARED_BUCKETS, np.int32)
     tid, num_buckets = np.int64(cuda.threadIdx.x), num_parts * num_types
+    # More buckets are counted in global memory, node after node.
+    num_shared = num_buckets if num_buckets <= SHARED_BUCKETS else np.int64(0)
+    # A hop ends where the next one begins, whose first type is found then.
+    num_begins = num_hops * (num_types + 1) - 1
     begin = begins[first]
-    own_begin, own_end = own_range(begins[first + num_types] - begin)
+    own_begin, own_end = own_range(begins[first + num_begins] - begin)
     tile = own_begin
     while tile < own_end:
         k = tid
-        while k < num_buckets:
+        while k < num_shared:
             own_counts[k] = 0
             k += THREADS
         cuda.syncthreads()
         i, bucket, rank = begin + tile + tid, np.int64(0), np.int64(0)
         if tile + tid < own_end:
-            kind = find_below(begins, first, num_types, i)
+            kind = find_below(begins, first, num_begins, i) % (num_types + 1)
             owner = find_owner(nodes[i] + id_starts[kind], num_parts, bounds, table)
             bucket = owner * num_types + kind
-            rank = np.int64(cuda.atomic.add(own_counts, bucket, 1))
+            if num_shared > 0:
+                rank = np.int64(cuda.atomic.add(own_counts, bucket, 1))
+            else:
+                rank = np.int64(cuda.atomic.add(counts, bucket, 1))
         cuda.syncthreads()
         k = tid
-        while k < num_buckets:
+        while k < num_shared:
             if own_counts[k] > 0:
                 firsts[k] = cuda.atomic.add(counts, k, own_counts[k])
             k += THREADS
         cuda.syncthreads()
         if tile + tid < own_end:
-            slots[i] = (bucket << _RANK_BITS) + firsts[bucket] + rank
+            if num_shared > 0:
+                rank += firsts[bucket]
+            slots[i] = (bucket << _RANK_BITS) + rank
         tile += THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i8[] i8[] i8 i8 i8 i8[] i8 i8[] i4[] i8[] i8[] i8[] i8")
-def fill_segments_gpu(begins, first, num_types, nodes, trees, seed_times, id_starts, inbox, num_parts, room, length,
+@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8 i8 i8 i8[] i8 i8[] i4[] i8[] i8[] i8[] i8")
+def fill_segments_gpu(begins, first, num_hops, num_types, nodes, trees, seed_times, id_starts, inbox, num_parts, room, length,
                       template, own, bases, counts, slots, to_send, needs, need):  # fmt: skip
-    """Write the nodes of a hop to the segments of their owners, after `count_owners_gpu`.
+    """Write the nodes of these hops to the segments of their owners, after `count_owners_gpu`.
 
-    `template[own:]` has the entries of the hop. `bases`, int64 `[P * R]`, gets the number that turns the position of a
+    `template[own:]` has the entries of the request. `bases`, int64 `[P * R]`, gets the number that turns the position of a
     node in a segment into its item of a relation there.
     """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
@@ -125,7 +136,7 @@ def fill_segments_gpu(begins, first, num_types, nodes, trees, seed_times, id_sta
                 cuda.atomic.max(needs, need, total)
             part += THREADS
     i += begins[first]
-    while i < begins[first + num_types]:
+    while i < begins[first + num_hops * (num_types + 1) - 1]:
         bucket, rank = slots[i] >> _RANK_BITS, slots[i] & _RANK
         part, kind = bucket // num_types, bucket % num_types
         place = sum_words(counts, part * num_types, kind) + rank
@@ -261,14 +272,14 @@ def pack_answers_gpu(work, num_parts, state, edges, offsets, sources, ids, targe
         e += step
 
 
-@gpu_kernel("i8[] i8[] i8[] i8 i8 i8 W[] i8[] i8[] i8[] i8[]", W=("i4", "i8"))
-def read_answers_gpu(work, slots, bases, room, num_items, most, answers, starts, sizes, counts, block_sums):
+@gpu_kernel("i8[] i8[] i8 i8[] i8 i8 i8 W[] i8[] i8[] i8[] i8[]", W=("i4", "i8"))
+def read_answers_gpu(work, slots, relations, bases, room, num_items, most, answers, starts, sizes, counts, block_sums):
     """Number and first place of the edges that answers have for each item of the own work list.
 
     `block_sums` gets the edges of each block's items.
     """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
-    length, relations = num_items + 2 * most, np.int64(work.shape[0]) // COLUMNS - 1
+    length = num_items + 2 * most
     own_begin, own_end = own_range(count_all_items(work))
     own_edges = np.int64(0)
     item = own_begin + cuda.threadIdx.x
