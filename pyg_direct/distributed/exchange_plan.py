@@ -48,6 +48,7 @@ from pyg_direct.sampling.captured_plan import Pending
 from pyg_direct.sampling.hetero_gpu import LAST_EDGE, Capacity, HeteroGpuPlan, Layout, Slot
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample
+from pyg_direct.sampling.link_endpoints import Ends
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.seeds import Request, SeedList
 
@@ -154,6 +155,7 @@ class ExchangePlan(HeteroGpuPlan):
         plan: The plan with the rows, flags and rules to use.
         node_rows: Rows of nodes that batches have; None for batches without.
         sent: Gets the bytes sent to other ranks, head-room of segments included: `rows`, and `hops` for all else.
+        repeats: True if nodes may stand several times among the seeds, as the ends of links; see `HeteroGpuPlan`.
 
     Attributes:
         room: Room of segments, equal on all ranks.
@@ -168,12 +170,13 @@ class ExchangePlan(HeteroGpuPlan):
     _is_awaited = True
 
     def __init__(self, part: GraphPart, plan: GeneralPlan, transport: Transport,
-                 node_rows: CapturedRows | None = None, sent: Counter[str] | None = None) -> None:  # fmt: skip
+                 node_rows: CapturedRows | None = None, sent: Counter[str] | None = None, *,
+                 repeats: bool = False) -> None:  # fmt: skip
         topology: Any = plan.topology
         topo: PartTopo = topology.topo
         all_edges = np.full(len(topo.edge_types), -1)
         super().__init__(topology, plan.fanouts, plan.rules, plan.rows, plan.flags, disjoint=plan.disjoint,
-                         repeats=False, num_batches=1, max_degree=plan.recipe.max_degree,
+                         repeats=repeats, num_batches=1, max_degree=plan.recipe.max_degree,
                          last_fanouts=all_edges if plan.recipe.subgraph_type == "induced" else None)  # fmt: skip
         self._asked_fanouts = self.fanouts if self.last_fanouts is None else np.concatenate(
             [self.fanouts, self.last_fanouts[None]])  # fmt: skip
@@ -208,12 +211,12 @@ class ExchangePlan(HeteroGpuPlan):
         self._none = self.id_starts[:0]
         transport.hold(self)
 
-    def sample(self, requests: Sequence[Request], keys: Sequence[int], excluded: Tensor | None = None
+    def sample(self, requests: Sequence[Request] | Sequence[Ends], keys: Sequence[int], excluded: Tensor | None = None
                ) -> list[GeneralSample]:  # fmt: skip
         """Sample the batch of a rank under its key; all ranks call it together, in one order.
 
         Args:
-            requests: Seeds of one batch, and their times; there may be no seeds.
+            requests: Seeds of one batch, and their times; there may be no seeds. Or its links.
             excluded: Edges of this part that the batches of all ranks leave out: rank * E + position, ascending, int64
                 `[X]`; None for none.
 

@@ -25,7 +25,7 @@ from pyg_direct.ops.sampling.sample_hetero import Frontier, Picked, Rows, Rules,
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
-from pyg_direct.sampling.hetero_plan import GeneralPlan, list_different, list_works
+from pyg_direct.sampling.hetero_plan import GeneralPlan, list_works
 from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
 from pyg_direct.sampling.sampling_options import GeneralRecipe
@@ -198,8 +198,7 @@ class DistPlan(GeneralPlan):
         rows: Rows that come with captured batches if kernels alone read them; None for none.
     """
 
-    _exchange: ExchangePlan | None = None
-    _picks_here = False
+    has_all_rows = False
     # The sample gives the owners of edges.
     _keeps_sampled = True
     # Batches that a row of requests has room for.
@@ -211,10 +210,17 @@ class DistPlan(GeneralPlan):
         super().__init__(placed, recipe)
         self.part, self._placed, self._communicator, self._rows_of_nodes = part, placed, communicator, rows
         self._picker = Picker(part, placed, self, self._most_batches)
+        # By whether nodes may stand several times among the seeds.
+        self._exchanges: dict[bool, ExchangePlan] = {}
         # True if the plan needs all edges of the nodes, as for induced subgraphs.
         self._wants_all = False
         # The status of the process; the key and the nodes by type of each batch.
         communicator.widen(1 + self._most_batches * (1 + len(placed.topo.node_types)))
+
+    @property
+    def is_captured(self) -> bool:
+        """True if batches are sampled by captured plans that exchange; all ranks ask for it."""
+        return self._communicator.captured and self._communicator.open_segments() is not None
 
     def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
@@ -224,47 +230,40 @@ class DistPlan(GeneralPlan):
         return [sample for own in groups for sample in super(DistPlan, self).sample_together(
             requests[own], keys[own], None if excluded is None else excluded[own])]  # fmt: skip
 
-    def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
-                    ) -> list[GeneralSample]:  # fmt: skip
-        exchange = self._find_exchange()
-        if exchange is None:
-            return super()._sample_all(requests, keys, excluded)
-        found: list[GeneralSample] = []
+    def submit_together(self, requests: Sequence[Any], keys: Sequence[int],
+                        excluded: Sequence[Excluded] | None = None, *, repeats: bool = False
+                        ) -> PendingOutput | Pending | Finished:  # fmt: skip
+        """Start to sample several batches one after the other, if exchanges are captured; otherwise finish them."""
+        if not self.is_captured:
+            return super().submit_together(requests, keys, excluded, repeats=repeats)
+        for key in keys:
+            check_key("key", key)
+        plan, pending = self._find_exchange(repeats), []
         for number, (request, key) in enumerate(zip(requests, keys, strict=True)):
             without = None
             if excluded is not None:
                 # Before the hops, which are captured.
                 messages = self._communicator.exchange(self._list_excluded([excluded[number]]), "excluded")
                 without = self._picker.find_excluded(messages, num_batches=1)
-            found += map(self._turn_both_ways, exchange.sample([request], [key], without))
-        return found
-
-    def submit_together(self, requests: Sequence[Request], keys: Sequence[int],
-                        excluded: Sequence[Excluded] | None = None, *, repeats: bool = False
-                        ) -> PendingOutput | Pending | Finished:  # fmt: skip
-        """Start to sample several batches one after the other, if exchanges are captured; otherwise finish them."""
-        exchange = None if excluded is not None else self._find_exchange()
-        if exchange is None:
-            return super().submit_together(requests, keys, excluded, repeats=repeats)
-        if repeats and not self.disjoint:
-            requests = [(list_different(seeds), times) for seeds, times in requests]
-        for key in keys:
-            check_key("key", key)
-        return self._join([exchange.submit([request], [key]) for request, key in zip(requests, keys, strict=True)])
+            pending.append(plan.submit([request], [key], without))
+        return self._join(pending)
 
     def find_plain(self) -> ExchangePlan | None:
         """Find the captured plan if its batches can be `PlainSample`s; None otherwise."""
-        exchange = self._find_exchange()
-        is_plain = exchange is not None and exchange.is_plain and self.recipe.subgraph_type == "directional"
-        return exchange if is_plain else None
+        if not self.is_captured or self.recipe.subgraph_type != "directional":
+            return None
+        plan = self._find_exchange()
+        return plan if plan.is_plain else None
 
-    def _find_exchange(self) -> ExchangePlan | None:
-        """Find the captured plan of this process's part; None if the host drives the hops."""
-        segments = self._communicator.open_segments()
-        if segments is not None and self._exchange is None:
-            self._exchange = ExchangePlan(self.part, self, segments, self._open_node_rows(),
-                                          self._communicator.sent)  # fmt: skip
-        return self._exchange if segments is not None else None
+    def _find_exchange(self, repeats: bool = False) -> ExchangePlan:
+        """Find the captured plan of this process's part; all ranks sample a batch by the same one."""
+        repeats = repeats and not self.disjoint
+        if repeats not in self._exchanges:
+            segments = self._communicator.open_segments()
+            assert segments is not None
+            self._exchanges[repeats] = ExchangePlan(
+                self.part, self, segments, self._open_node_rows(), self._communicator.sent, repeats=repeats)  # fmt: skip
+        return self._exchanges[repeats]
 
     def _open_node_rows(self) -> CapturedRows | None:
         """Return the rows that come with captured batches; all ranks agree on them."""

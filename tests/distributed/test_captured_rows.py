@@ -61,7 +61,7 @@ def sample_with_rows(folder, requests, recipe, num_parts, device, timed=False, b
             seeds, times = requests[number] if number < len(requests) else ({}, {})
             found.append(plan.sample(as_tensors(seeds, device), KEY + number,
                                      seed_time=as_tensors(times, device) if timed else None))  # fmt: skip
-        return found, rows.num_remote, plan._exchange, transport.num_exchanges
+        return found, rows.num_remote, plan._find_exchange(), transport.num_exchanges
 
     return run_lockstep(run, num_parts)
 
@@ -149,15 +149,15 @@ def test_rows_take_one_exchange_of_ids_and_needs_and_one_for_each_attribute(tmp_
         plan = DistPlan(part, GeneralRecipe(FANOUTS), comm, timed=False, weighted=False, rows=RowExchange(part, comm))
         seeds = as_tensors(make_requests(2)[transport.rank][0], device)
         plan.sample(seeds, KEY)
-        before, slots = transport.num_exchanges, list(plan._exchange._slots)
+        before, slots = transport.num_exchanges, list(plan._find_exchange()._slots)
         plan.sample(seeds, KEY)
-        count, is_kept = transport.num_exchanges - before, plan._exchange._slots == slots
+        count, is_kept = transport.num_exchanges - before, plan._find_exchange()._slots == slots
         # A table that lies elsewhere is not read by the graphs of before.
-        feature = plan._exchange.node_rows.attributes[0].feature
+        feature = plan._find_exchange().node_rows.attributes[0].feature
         feature.stored.own_rows()
         sample = plan.sample(seeds, KEY)
         check([sample], graph, rows)
-        return count, is_kept, plan._exchange._slots != slots
+        return count, is_kept, plan._find_exchange()._slots != slots
 
     num_attributes = sum(len(own) for own in rows.values())
     assert run_lockstep(run, 2) == [(2 * len(FANOUTS) + 1 + num_attributes, True, True)] * 2
