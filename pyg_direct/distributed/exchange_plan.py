@@ -249,7 +249,10 @@ class ExchangePlan(HeteroGpuPlan):
         topo = self.topology.topo
         words = np.zeros((*self._asked_fanouts.shape, COLUMNS), np.int64)
         own_starts = topo.type_starts[topo.expanded]
-        words[..., worklist.RELATION], words[..., worklist.FANOUT] = np.arange(len(topo.edge_types)), self._asked_fanouts
+        words[..., worklist.RELATION], words[..., worklist.FANOUT] = (
+            np.arange(len(topo.edge_types)),
+            self._asked_fanouts,
+        )
         # Rows are found by positions among all nodes of the part, draws by ids within the type.
         words[..., worklist.ROWS] = topo.row_starts[:-1] - part.own_starts[topo.expanded] + own_starts
         words[..., worklist.OWN_START], words[..., worklist.EDGES] = own_starts, topo.edge_starts[:-1]

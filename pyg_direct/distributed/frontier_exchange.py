@@ -261,8 +261,8 @@ class DistPlan(GeneralPlan):
         if repeats not in self._exchanges:
             segments = self._communicator.open_segments()
             assert segments is not None
-            self._exchanges[repeats] = ExchangePlan(
-                self.part, self, segments, self._open_node_rows(), self._communicator.sent, repeats=repeats)  # fmt: skip
+            self._exchanges[repeats] = ExchangePlan(self.part, self, segments, self._open_node_rows(),
+                                                    self._communicator.sent, repeats=repeats)  # fmt: skip
         return self._exchanges[repeats]
 
     def _open_node_rows(self) -> CapturedRows | None:

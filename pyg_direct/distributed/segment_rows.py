@@ -102,8 +102,8 @@ class SegmentRows:
         grid = grid_for(one.ids.numel(), slots)
         run_gpu(frontier_segments.count_owners_gpu, grid, begins, 0, 1, 1, one.nodes, self._zeros, parts,
                 *one.book.find_arrays(self._device), counts, slots)  # fmt: skip
-        run_gpu(frontier_segments.fill_segments_gpu, grid, begins, 0, 1, 1, one.ids, none, none, self._zeros, self._zeros,
-                parts, room, length, none, 0, none, counts, slots, to_send, needs, number)  # fmt: skip
+        run_gpu(frontier_segments.fill_segments_gpu, grid, begins, 0, 1, 1, one.ids, none, none, self._zeros,
+                self._zeros, parts, room, length, none, 0, none, counts, slots, to_send, needs, number)  # fmt: skip
         self._exchange(to_send, received)
         directory, num_ids = one.table.find_directory()
         # Places without an id read the first row.

@@ -45,6 +45,7 @@ def list_links(edge_index, count, edge_type=None, times=None):
 
 def as_lists(out):
     """A sample in lists, with its metadata."""
+
     def listed(value):
         if isinstance(value, torch.Tensor):
             return value.tolist()

@@ -11,8 +11,10 @@ A segment of answers, int32 or int64: the first edge of each item in the segment
 `num_items` words; then `most` neighbors; then `most` edge ids. Items are the nodes of each relation, relation after
 relation.
 
+The frontier of the last request of an induced subgraph is the nodes of all hops.
+
 `slots`, int64, has the place of each node of the frontier: owner * room + position in the segment, -1 if it was not
-sent. `needs`, int64 `[2 H + 2]`, has the most nodes and edges of a segment of each hop if they did not fit. Its last
+sent. `needs`, int64, has the most nodes and edges of a segment of each request if they did not fit. Its last
 but one is a flag for a batch that did not fit in another way. Its last is a flag for an id that its owner does not
 hold. A segment that is too small is sent empty.
 
@@ -107,12 +109,12 @@ def count_owners_gpu(begins, first, num_hops, num_types, nodes, id_starts, num_p
 
 
 @gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8 i8 i8 i8[] i8 i8[] i4[] i8[] i8[] i8[] i8")
-def fill_segments_gpu(begins, first, num_hops, num_types, nodes, trees, seed_times, id_starts, inbox, num_parts, room, length,
-                      template, own, bases, counts, slots, to_send, needs, need):  # fmt: skip
+def fill_segments_gpu(begins, first, num_hops, num_types, nodes, trees, seed_times, id_starts, inbox, num_parts,
+                      room, length, template, own, bases, counts, slots, to_send, needs, need):  # fmt: skip
     """Write the nodes of these hops to the segments of their owners, after `count_owners_gpu`.
 
-    `template[own:]` has the entries of the request. `bases`, int64 `[P * R]`, gets the number that turns the position of a
-    node in a segment into its item of a relation there.
+    `template[own:]` has the entries of the request. `bases`, int64 `[P * R]`, gets the number that turns the position
+    of a node in a segment into its item of a relation there.
     """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     if cuda.blockIdx.x == 0:

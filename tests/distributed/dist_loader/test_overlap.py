@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
+from pyg_direct.distributed import dist_loader
 from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.dist_loader import DistLinkNeighborLoader, DistNeighborLoader, _DistLoader
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
@@ -70,6 +71,27 @@ def test_batches_with_rows_of_edges_are_not_plain(tmp_path, group, monkeypatch):
         assert loader._find_plain() is None
 
     for batch, other in zip(found, NeighborLoader(data, [2], torch.arange(8), device="cpu", **OPTIONS), strict=True):
+        assert_equal(as_dict(batch), as_dict(other))
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("options", [
+    {"subgraph_type": "induced"}, {"time_attr": "time"}, {"time_attr": "time", "input_time": torch.arange(12) + 20},
+], ids=["induced", "times of nodes", "given times"])  # fmt: skip
+def test_batches_of_every_kind_overlap(tmp_path, group, monkeypatch, options):
+    monkeypatch.setattr(_DistLoader, "_overlaps", lambda loader: True)
+    # Times come in several requests.
+    monkeypatch.setattr(dist_loader, "_TIMES_AT_ONCE", 5)
+    data = make_data(40, 90)
+    write_data(tmp_path / "p", data, 1, times=True)
+
+    with Exchanging(tmp_path / "p", device="cpu") as graph:
+        loader = DistNeighborLoader(graph, [2, 2], torch.arange(12), **OPTIONS, **options)
+        found = list(loader)
+        assert loader._is_grouped
+
+    alone = NeighborLoader(data, [2, 2], torch.arange(12), device="cpu", **OPTIONS, **options)
+    for batch, other in zip(found, alone, strict=True):
         assert_equal(as_dict(batch), as_dict(other))
 
 
