@@ -24,8 +24,8 @@ from pyg_direct.distributed.collate import DistAttributes
 from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.distributed.exchange_plan import ExchangePlan, PlainSample
-from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import PartTopo
+from pyg_direct.distributed.part_plan import PartPlan
 from pyg_direct.distributed.row_exchange import RowExchange
 from pyg_direct.distributed.row_foresight import MOST_AHEAD, PlannedRows, RowsAhead, StepsAhead
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
@@ -522,7 +522,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         if not self._is_grouped or self.graph.whole is not None or not self.graph.is_homogeneous:
             return None
         plan = self._sampler._open_plan()
-        exchange: ExchangePlan | None = plan.find_plain() if isinstance(plan, DistPlan) else None
+        exchange: ExchangePlan | None = plan.find_plain() if isinstance(plan, PartPlan) else None
         # Rows of edges follow the sample.
         return exchange if len(self.graph.part.tables) == 1 else None
 

@@ -444,7 +444,7 @@ class GeneralPlan:
         all_neighbors = np.full(len(topo.edge_types), -1)
         relations, work = list_work(topo, self.flags, all_neighbors, counts, np.zeros_like(counts), start.bases, 0)
         front = _Hop(rows, trees, counts, start.times)
-        picked = self._pick(_Work(relations, work, None), front, start, np.zeros_like(keys), 0)
+        picked = self._pick(_Work(relations, work, None), front, start, np.zeros_like(keys), len(self.fanouts))
         sources = numbering.find(picked.sources)
         is_inside = sources >= 0
         kept = np.array(torch.cat([picked.ends[:1], is_inside.cumsum(0)])[picked.ends].diff().tolist(), dtype=np.int64)

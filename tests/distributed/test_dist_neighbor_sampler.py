@@ -9,7 +9,7 @@ from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.sampler import NeighborSampler
 from tests.distributed.lockstep import LockstepGraph, run_lockstep
 from tests.distributed.ranks import make_data, write_data
-from tests.distributed.test_frontier_exchange import write
+from tests.distributed.test_part_plan import write
 from tests.hetero_graphs import make_parts
 from tests.plans import KEY, ON_GPU_PLANS
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings, strategies as st
 
 from pyg_direct.distributed import exchange_plan
 from pyg_direct.distributed.exchange_plan import ExchangePlan
-from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.part_plan import PartPlan
 from pyg_direct.errors import IdError, PartitionError
 from pyg_direct.kernels.sampling.frontier_segments import SHARED_BUCKETS
 from pyg_direct.runtime.comm.nccl_segments import NcclSegments
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 from tests.distributed.lockstep import LockstepCommunicator, run_lockstep
-from tests.distributed.test_frontier_exchange import OPTIONS, as_lists, drop_memory, sample_alone, write
+from tests.distributed.test_part_plan import OPTIONS, as_lists, drop_memory, sample_alone, write
 from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
 from tests.plans import KEY, ON_GPU_PLANS
 from tests.reference.general import Options, sample
@@ -179,7 +179,7 @@ def test_a_plan_of_a_part_exchanges_in_segments_if_its_communicator_can(tmp_path
 
     def run(transport):
         part = GraphPart(tmp_path / "p", transport.rank, device=device)
-        plan = DistPlan(part, recipe, LockstepCommunicator(transport), timed=timed, weighted=False)
+        plan = PartPlan(part, recipe, LockstepCommunicator(transport), timed=timed, weighted=False)
         seeds, times = requests[transport.rank]
         return as_lists(plan.sample(as_tensors(seeds, device), KEY + transport.rank,
                                     seed_time=as_tensors(times, device) if timed else None))  # fmt: skip
@@ -203,13 +203,13 @@ def test_edges_that_ranks_leave_out_are_found_by_their_owners(tmp_path, device, 
 
     def run(transport):
         part = GraphPart(tmp_path / "p", transport.rank, device=device)
-        plan, found = DistPlan(part, recipe, LockstepCommunicator(transport), timed=timed, weighted=weighted), []
+        plan, found = PartPlan(part, recipe, LockstepCommunicator(transport), timed=timed, weighted=weighted), []
         for number in range(transport.rank, 6, 2):
             seeds, times = requests[number]
             own = {kind: pairs.to(device) for kind, pairs in excluded[number].items()}
             found.append(as_lists(plan.sample(as_tensors(seeds, device), KEY + number, excluded=own,
                                               seed_time=as_tensors(times, device) if timed else None)))  # fmt: skip
-        assert plan._exchanges
+        assert plan._captured_plans
         return found
 
     first, second = run_lockstep(run, 2)

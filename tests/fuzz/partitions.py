@@ -18,8 +18,8 @@ import pytest
 import torch
 from pyarrow import parquet, table
 
-from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.part_plan import PartPlan
 from pyg_direct.distributed.partitioning.files import Journal
 from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
@@ -201,7 +201,7 @@ def sample_parts(path: Path, row: Row, random: Random, graph: Parts, device: str
 
     def sample(communicator: object) -> list:
         rank = communicator.rank
-        plan = DistPlan(parts[rank], recipe, communicator, timed=timed, weighted=weighted)
+        plan = PartPlan(parts[rank], recipe, communicator, timed=timed, weighted=weighted)
         return [plan.sample(tensors(seeds), key, seed_time=tensors(times))
                 for seeds, times, key in requests[rank::count]]  # fmt: skip
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.part_plan import PartPlan
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.errors import IdError
 from pyg_direct.sampling.hetero_plan import GeneralPlan
@@ -67,7 +67,7 @@ def sample_in_parts(folder, graph, requests, recipe, num_parts, device=CPU):
         part.place(timed=timed, weighted=bool(graph.edge_weight))
 
     def run(communicator):
-        plan = DistPlan(parts[communicator.rank], recipe, communicator, timed=timed, weighted=bool(graph.edge_weight))
+        plan = PartPlan(parts[communicator.rank], recipe, communicator, timed=timed, weighted=bool(graph.edge_weight))
         found = {}
         for number in range(communicator.rank, steps * num_parts, num_parts):
             seeds, times = requests[number] if number < len(requests) else none
@@ -99,7 +99,7 @@ def test_batches_of_a_group_are_sampled_by_the_exchanges_of_one(tmp_path, times,
     parts = [GraphPart(tmp_path / "p", part, device=CPU) for part in range(2)]
 
     def run(communicator):
-        plan = DistPlan(parts[communicator.rank], recipe, communicator, timed=bool(times), weighted=False)
+        plan = PartPlan(parts[communicator.rank], recipe, communicator, timed=bool(times), weighted=False)
         # Ranks have different numbers of batches.
         own = range(communicator.rank, len(requests), 2)
         samples = plan.sample_together([requests[n] for n in own], [KEY + n for n in own])
@@ -160,7 +160,7 @@ def test_one_part_answers_itself_as_several_do(tmp_path):
     part, recipe = GraphPart(tmp_path / "p", 0, device=CPU), GeneralRecipe([3, -1, 2])
 
     def run(communicator):
-        plan = DistPlan(part, recipe, communicator, timed=False, weighted=False)
+        plan = PartPlan(part, recipe, communicator, timed=False, weighted=False)
         found = [as_lists(plan.sample(seeds, KEY + n)) for n, (seeds, _) in enumerate(requests)]
         return found, communicator.num_exchanges, sum(communicator.sent.values())
 
