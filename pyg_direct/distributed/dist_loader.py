@@ -33,7 +33,7 @@ from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.loader.base_loader import ALONE, make_alone, run_stages
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several
-from pyg_direct.loader.node_loader import NodeLoader
+from pyg_direct.loader.node_loader import NodeLoader, join_windows
 from pyg_direct.loader.option_types import DistSubGraphOptions, TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
 from pyg_direct.loader.prefetch.gpu_streams import hold_for, note_memory
@@ -48,7 +48,7 @@ from pyg_direct.runtime.cuda.launch import current_stream, side_streams
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampler.graph_reader import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
 from pyg_direct.sampler.keyed_sampler import Drawn
-from pyg_direct.sampler.neighbor_sampler import NeighborSampler
+from pyg_direct.sampler.neighbor_sampler import NeighborSampler, has_windows
 from pyg_direct.sampling.captured_plan import PendingOutput
 from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
@@ -76,7 +76,7 @@ def check_alike(loader: Any, ranks: str) -> None:
         fanouts = recipe.table(PartTopo(graph.part.manifest, False, False)).tolist()
         how = (fanouts, replace(recipe, fanouts=()), sampler.time_attr is None, sampler.weight_attr is None,
                negatives and negatives.mode, sampler.strict_negatives, getattr(sampler, "exclude_target_edges", False),
-               getattr(sampler, "rev_edge_type", None), loader.ahead)  # fmt: skip
+               getattr(sampler, "rev_edge_type", None), loader.ahead, has_windows(given.time))  # fmt: skip
         _compare(graph, "num_neighbors and other options of sampling must be equal in all processes", how)
     if ranks == "auto":
         seeds = [getattr(given, name, None) for name in ("node", "row", "col", "time")]
@@ -397,8 +397,6 @@ _ELSEWHERE = {
     "store_dtype": "rows keep the dtype that they were partitioned with",
     "custom_cls": "batches of a graph in parts are a Data or a HeteroData",
     "subgraph_type": "it is 'induced'",
-    "input_start_time": "time_window is that of all seeds",
-    "input_end_time": "time_window is that of all seeds",
 }
 
 
@@ -455,7 +453,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         graph: The graph.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, input_time: See `NeighborLoader`.
         transform, transform_sampler_output, filter_per_worker: See `NeighborLoader`.
-        time_comparison, time_window: See `NeighborLoader`.
+        time_comparison, time_window, input_start_time, input_end_time: See `NeighborLoader`.
         input_nodes: Seeds of all processes: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
             Equal in all processes, unless `ranks="own"`.
         time_attr, weight_attr: Any name: sample by the times or weights of the partition.
@@ -497,13 +495,19 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
                  transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None, *,
                  seed: int | None = None, prefetch: int = 1, ranks: str = "auto", uneven: str = "pad",
                  time_comparison: str = "<=", time_window: int | None = None, input_id: Tensor | None = None,
-                 ahead: int = 0, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None, ahead: int = 0,
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
+        times = join_windows("input_time", input_time, input_start_time, input_end_time, time_window)
+        if times is not None and time_attr is None:
+            given = "input_time" if input_start_time is None else "input_start_time"
+            raise ArgumentError(f"{given} needs time_attr, to sample by the times of the partition, got None")
         sampler = DistNeighborSampler(
             graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
             seed=options["seed"], time_comparison=time_comparison, time_window=time_window)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, input_nodes, input_time, transform, transform_sampler_output,
                          filter_per_worker, input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven,
+                         input_start_time=input_start_time, input_end_time=input_end_time,
                          ahead=_check_ahead(ahead, graph), **options, **kwargs)  # fmt: skip
         check_alike(self, ranks)
         self._even_out(ranks)
@@ -619,6 +623,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         graph: The graph.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy: See `DistNeighborLoader`.
         time_attr, weight_attr, time_comparison, time_window: See `DistNeighborLoader`.
+        input_start_time, input_end_time: See `LinkNeighborLoader`.
         transform, transform_sampler_output, filter_per_worker: See `DistNeighborLoader`.
         seed, prefetch, ahead, ranks, uneven, input_id: See `DistNeighborLoader`.
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
@@ -653,10 +658,12 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
                  strict_negatives: bool = False, exclude_target_edges: bool | str = False, seed: int | None = None,
                  prefetch: int = 1, ranks: str = "auto", uneven: str = "pad", time_comparison: str = "<=",
                  time_window: int | None = None, input_id: Tensor | None = None, rev_edge_type: EdgeType | None = None,
-                 ahead: int = 0, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None, ahead: int = 0,
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
         check_strict(strict_negatives, neg_sampling, neg_sampling_ratio)
-        if (edge_label_time is None) != (time_attr is None):
+        times = join_windows("edge_label_time", edge_label_time, input_start_time, input_end_time, time_window)
+        if (times is None) != (time_attr is None):
             raise ArgumentError("edge_label_time and time_attr must be given together")
         has_links = isinstance(edge_label_index, Tensor) or (
             isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) == 2
@@ -673,8 +680,9 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
             rev_edge_type=rev_edge_type)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, filter_per_worker, input_id=input_id,
-                         device=graph.device, prefetch=prefetch, uneven=uneven,
-                         ahead=_check_ahead(ahead, graph), **options, **kwargs)  # fmt: skip
+                         device=graph.device, prefetch=prefetch, uneven=uneven, input_start_time=input_start_time,
+                         input_end_time=input_end_time, ahead=_check_ahead(ahead, graph), **options,
+                         **kwargs)  # fmt: skip
         check_alike(self, ranks)
         self._even_out(ranks)
         if graph.whole is not None and strict_negatives and neg_sampling is not None:

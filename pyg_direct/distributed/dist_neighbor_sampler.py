@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace as replace_fields
 from functools import partial
 from typing import Any
 
@@ -139,9 +139,7 @@ class DistNeighborSampler(NeighborSampler):
                 and self.weight_attr is None)  # fmt: skip
 
     def _make_plan(self, unique_seeds: bool, windows: bool = False) -> Any:
-        if windows:
-            raise ArgumentError("time must be one for each seed of a graph in parts, got a window for each")
-        recipe = self._read_recipe()
+        recipe = replace_fields(self._read_recipe(), seed_windows=windows)
         if self._is_plain():
             assert self.graph.whole is not None
             own = Recipe(tuple(recipe.fanouts), recipe.replace, unique_seeds=unique_seeds)  # type: ignore[arg-type]

@@ -133,6 +133,8 @@ class ExchangeSlot(Slot):
         self.asked_draws, self.asked_sources, self.asked_ids, self.asked_targets = (
             reserve(parts * most_edges) for _ in range(4)
         )
+        # Of windows, whose times stand side by side.
+        self.asked_times = reserve(plan.num_times * words if plan.num_times > 1 else 0)
         self.asked_repeats = reserve(parts * most_edges, torch.uint8)
         self.asked_scores = reserve(parts * most_edges if plan.is_weighted else 0, torch.float64)
         # Of the exchange of rows by itself.
@@ -230,7 +232,7 @@ class ExchangePlan(HeteroGpuPlan):
 
     def node_length(self, room: int) -> int:
         """Count the words of a segment of so many nodes."""
-        fields = 1 + self.disjoint + self.topology.topo.is_temporal
+        fields = 1 + self.disjoint + self.num_times * self.topology.topo.is_temporal
         return _pad(len(self.topology.topo.node_types) + 1 + fields * room)
 
     def answer_items(self, room: int) -> int:
@@ -413,9 +415,9 @@ class ExchangePlan(HeteroGpuPlan):
         frontier = slot.begins, first, num_hops, types, slot.nodes
         run_gpu(frontier_segments.count_owners_gpu, grid, *frontier, self.id_starts, self.num_parts,
                 *self.owners, slot.owner_counts, slot.slots, stream=stream)  # fmt: skip
-        run_gpu(frontier_segments.fill_segments_gpu, grid, *frontier, slot.trees, slot.seed_times, self.id_starts,
-                slot.inbox, self.num_parts, nodes, length, slot.template, template, slot.bases, slot.owner_counts,
-                slot.slots, slot.to_send, slot.needs, 2 * hop, stream=stream)  # fmt: skip
+        run_gpu(frontier_segments.fill_segments_gpu, grid, *frontier, slot.trees, self.num_times, slot.seed_times,
+                self.id_starts, slot.inbox, self.num_parts, nodes, length, slot.template, template, slot.bases,
+                slot.owner_counts, slot.slots, slot.to_send, slot.needs, 2 * hop, stream=stream)  # fmt: skip
         self._exchange(slot.to_send, slot.received, length, stream)
 
     def _answer(self, slot: Any, hop: int, nodes: int, edges: int, num_items: int, stream: int) -> None:
@@ -425,12 +427,14 @@ class ExchangePlan(HeteroGpuPlan):
         sums, replace, work = self._scratch.block_sums, int(rules.replace), slot.asked_work
         item_grid = max(1, min(full, -(-parts * num_items // THREADS)))
         trees = slot.received[nodes:] if self.disjoint else self._none
-        times = slot.received[2 * nodes :] if topo.is_temporal else self._none
+        times = self._none if not topo.is_temporal else slot.received[2 * nodes :] if self.num_times == 1 else \
+            slot.asked_times  # fmt: skip
         found = slot.asked_starts, slot.asked_sizes
         run_gpu(frontier_segments.list_asked_gpu, 1, self._asked_template, hop * len(topo.edge_types) * COLUMNS,
                 slot.received, types, parts, length, slot.owner_counts, work, stream=stream)  # fmt: skip
         run_gpu(frontier_segments.locate_asked_gpu, grid_for(parts * nodes, slot.state), slot.received, types, parts,
-                nodes, length, 0, self._num_ids, *self._directory, slot.needs, slot.places, stream=stream)  # fmt: skip
+                nodes, length, 0, self._num_ids, *self._directory, slot.needs, slot.places, self.num_times,
+                slot.asked_times, stream=stream)  # fmt: skip
         run_gpu(hetero.count_items_gpu, item_grid, work, rows.indptr, rows.indices, rows.node_time, rows.edge_time,
                 rows.edge_weight, slot.places, trees, times, slot.excluded, replace, int(rules.last), int(rules.strict),
                 rules.window, *found, slot.asked_counts, sums, stream=stream)  # fmt: skip

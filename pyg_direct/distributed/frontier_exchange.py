@@ -34,17 +34,18 @@ class Words(NamedTuple):
 
     Attributes:
         dtype: int32, or int64 if ids or edges need it.
-        has_trees, has_times: Fields of a node beside its id.
+        has_trees: True if a node has a tree.
+        num_times: Times of a node; two for a window.
     """
 
     dtype: torch.dtype
     has_trees: bool
-    has_times: bool
+    num_times: int
 
     @property
     def num_bytes(self) -> int:
         """Bytes per node."""
-        return self.dtype.itemsize * (1 + self.has_trees) + 8 * self.has_times
+        return self.dtype.itemsize * (1 + self.has_trees) + 8 * self.num_times
 
     def pack(self, ids: Tensor, trees: Tensor, times: Tensor) -> Tensor:
         """Pack nodes into bytes, one after the other."""
@@ -53,19 +54,19 @@ class Words(NamedTuple):
         if not self.has_trees:
             return as_bytes(ids.to(self.dtype))
         columns = [ids.to(self.dtype).view(-1, 1), trees.to(self.dtype).view(-1, 1)]
-        if self.has_times:
+        if self.num_times:
             columns.append(as_bytes(times.contiguous()).view(self.dtype).view(ids.numel(), -1))
         return as_bytes(torch.cat(columns, 1))
 
     def unpack(self, message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Unpack (ids, trees, times), int64 `[F]`; unused trees and times are empty."""
+        """Unpack (ids, trees, times), int64 `[F]`, two times of a window side by side; unused ones are empty."""
         words = message.view(self.dtype)
         if not self.has_trees:
             ids = words.long()
             return ids, ids[:0], ids[:0]
         table = words.view(-1, self.num_bytes // self.dtype.itemsize)
         ids, trees = table[:, :2].t().long().contiguous().unbind()
-        times = table[:, 2:].contiguous().view(-1).view(torch.int64) if self.has_times else ids[:0]
+        times = table[:, 2:].contiguous().view(-1).view(torch.int64) if self.num_times else ids[:0]
         return ids, trees, times
 
 
@@ -108,7 +109,8 @@ class Picker:
         self._fanouts = plan.fanouts
         # Times come with the nodes.
         self._flags = plan.flags | np.where(plan.flags & TIMED, BY_PLACE, 0)
-        self.words = Words(placed.topo.word_dtype, plan.disjoint, placed.topo.is_temporal)
+        num_times = 0 if not placed.topo.is_temporal else 2 if plan.recipe.seed_windows else 1
+        self.words = Words(placed.topo.word_dtype, plan.disjoint, num_times)
         self._shifts = part.own_starts[placed.topo.expanded]
 
     def _find_fanouts(self, hop: int) -> np.ndarray:

@@ -23,6 +23,7 @@ OPTIONS = {
     "weights": ({"weight_attr": "weight"}, "binary"),
     "times": ({"time_attr": "time", "temporal_strategy": "last"}, "binary"),
     "window": ({"time_attr": "time", "time_window": 20}, TRIPLET),
+    "windows": ({"time_attr": "time"}, "triplet"),
     "excluded": ({"exclude_target_edges": True}, "binary"),
     "both ways": ({"exclude_target_edges": True, "subgraph_type": "bidirectional"}, None),
     "induced": ({"subgraph_type": "induced", "exclude_target_edges": "reverse"}, "binary"),
@@ -81,6 +82,8 @@ def test_links_of_a_graph_without_types(tmp_path, device, name):
     timed, weighted = "time_attr" in options, "weight_attr" in options
     write_data(tmp_path / "p", data, 2, times=timed, weights=weighted)
     times = data.time[data.edge_index].amax(0) if timed else None
+    if name == "windows":
+        times = torch.stack([times - 25, times], 1)
     batches = list_links(data.edge_index, 4, times=times)
 
     got = sample_in_parts(tmp_path / "p", batches, options, negatives, device)

@@ -33,6 +33,8 @@ KINDS = {
     "weighted": ("", True, Options()),
     "last": ("node", False, Options(temporal_strategy="last")),
     "window": ("edge", True, Options(replace=True, time_comparison="<", time_window=6)),
+    "windows": ("node", True, Options(seed_windows=True)),
+    "induced windows": ("edge", False, Options(seed_windows=True, subgraph_type="induced", replace=True)),
     "induced": ("", False, Options(subgraph_type="induced")),
     "induced_trees": ("", True, Options(subgraph_type="induced", disjoint=True)),
     "induced_last": ("node", False, Options(subgraph_type="induced", temporal_strategy="last", time_window=9)),
@@ -42,6 +44,12 @@ KINDS = {
 def make_requests(count):
     return [({"paper": [number, 3, 39, 3], "author": [24, number]},
              {"paper": [3 * number, 9, 12, 30], "author": [20, 2 * number]}) for number in range(count)]  # fmt: skip
+
+
+def make_windows(requests):
+    """The requests with a window for each seed that ends at its time."""
+    return [(seeds, {kind: [[time - 6, time] for time in own] for kind, own in times.items()})
+            for seeds, times in requests]  # fmt: skip
 
 
 def sample_in_parts(folder, graph, requests, options, num_parts, device, fanouts=FANOUTS):
@@ -77,6 +85,8 @@ def test_every_rank_has_the_batch_of_the_reference(tmp_path, device, name, num_p
     graph = make_parts(times=times, weighted=weighted)
     write(tmp_path / "p", graph, num_parts, method)
     requests = make_requests(num_parts + 1)
+    if options.seed_windows:
+        requests = make_windows(requests)
 
     got, _ = sample_in_parts(tmp_path / "p", graph, requests, options, num_parts, device)
 

@@ -27,6 +27,7 @@ OPTIONS = {
     "last": Options(temporal_strategy="last"),
     "window": Options(time_comparison="<", time_window=6),
 }
+RECIPES = {**OPTIONS, "windows": Options(seed_windows=True)}
 
 
 def write(folder, graph, num_parts, method="hash"):
@@ -90,12 +91,17 @@ def make_requests(graph, timed):
     return requests
 
 
-@pytest.mark.parametrize(("times", "name"), [("", "bidirectional"), ("node", "uniform"), ("edge", "window")])
+@pytest.mark.parametrize(("times", "name"), [
+    ("", "bidirectional"), ("node", "uniform"), ("edge", "window"), ("node", "windows"),
+])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*has no reverse relation")
 def test_batches_of_a_group_are_sampled_by_the_exchanges_of_one(tmp_path, times, name):
     graph = make_parts(times=times)
     write(tmp_path / "p", graph, 2)
-    requests, recipe = make_requests(graph, bool(times)), GeneralRecipe([3, -1, 2], **asdict(OPTIONS[name]))
+    requests, recipe = make_requests(graph, bool(times)), GeneralRecipe([3, -1, 2], **asdict(RECIPES[name]))
+    if name == "windows":
+        requests = [(seeds, {kind: torch.stack([own - 6, own], 1) for kind, own in given.items()})
+                    for seeds, given in requests]  # fmt: skip
     parts = [GraphPart(tmp_path / "p", part, device=CPU) for part in range(2)]
 
     def run(communicator):

@@ -4,8 +4,8 @@ A rank sends its frontier to the owners of the nodes, and receives their edges. 
 segment of fixed length; the sizes stand in the segment. `captured_hops.py` has the steps before and after.
 
 A segment of the frontier, int64, begins with the number of nodes of each type, and the key of the batch. Then come
-`room` nodes, type after type, and as many trees and times if the plan has them. Nodes are ids of the id space of all
-types. Their order within a type is any: draws depend on key, node and slot alone.
+`room` nodes, type after type, and as many trees and times if the plan has them; twice as many times for windows. Nodes
+are ids of the id space of all types. Their order within a type is any: draws depend on key, node and slot alone.
 
 A segment of answers, int32 or int64: the first edge of each item in the segment, and the end of the last, in
 `num_items` words; then `most` neighbors; then `most` edge ids. Items are the nodes of each relation, relation after
@@ -108,9 +108,9 @@ def count_owners_gpu(begins, first, num_hops, num_types, nodes, id_starts, num_p
         tile += THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8 i8 i8 i8[] i8 i8[] i4[] i8[] i8[] i8[] i8")
-def fill_segments_gpu(begins, first, num_hops, num_types, nodes, trees, seed_times, id_starts, inbox, num_parts,
-                      room, length, template, own, bases, counts, slots, to_send, needs, need):  # fmt: skip
+@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8 i8[] i8[] i8[] i8 i8 i8 i8[] i8 i8[] i4[] i8[] i8[] i8[] i8")
+def fill_segments_gpu(begins, first, num_hops, num_types, nodes, trees, num_times, seed_times, id_starts, inbox,
+                      num_parts, room, length, template, own, bases, counts, slots, to_send, needs, need):  # fmt: skip
     """Write the nodes of these hops to the segments of their owners, after `count_owners_gpu`.
 
     `template[own:]` has the entries of the request. `bases`, int64 `[P * R]`, gets the number that turns the position
@@ -150,7 +150,8 @@ def fill_segments_gpu(begins, first, num_hops, num_types, nodes, trees, seed_tim
             if trees.shape[0] > 0:
                 to_send[at + room] = trees[i]
                 if seed_times.shape[0] > 0:
-                    to_send[at + 2 * room] = seed_times[trees[i]]
+                    for k in range(num_times):
+                        to_send[at + (2 + k) * room] = seed_times[num_times * trees[i] + k]
             slots[i] = part * room + place
         i += np.int64(cuda.gridDim.x) * THREADS
 
@@ -193,9 +194,13 @@ def list_asked_gpu(template, own, received, num_types, num_parts, length, counts
         first += THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 u4[] i4[] i8[] i8[]")
-def locate_asked_gpu(received, num_types, num_parts, room, length, is_dense, num_ids, bits, ranks, needs, places):
-    """Positions of received nodes among the nodes of this part: at the same places, or side by side if `is_dense`."""
+@gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 u4[] i4[] i8[] i8[] i8 i8[]")
+def locate_asked_gpu(received, num_types, num_parts, room, length, is_dense, num_ids, bits, ranks, needs, places,
+                     num_times, times):  # fmt: skip
+    """Positions of received nodes among the nodes of this part: at the same places, or side by side if `is_dense`.
+
+    `times` gets the times of each node side by side, at `num_times` times its place; `[0]` to leave them out.
+    """
     j = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while j < num_parts * room:
         segment, place = j // room * length, j % room
@@ -206,6 +211,9 @@ def locate_asked_gpu(received, num_types, num_parts, room, length, is_dense, num
                 cuda.atomic.max(needs, np.int64(needs.shape[0]) - 1, np.int64(1))
                 found = np.int64(0)
             places[j if is_dense else at] = found
+            if times.shape[0] > 0:
+                for k in range(num_times):
+                    times[num_times * at + k] = received[at + (2 + k) * room]
         j += np.int64(cuda.gridDim.x) * THREADS
 
 

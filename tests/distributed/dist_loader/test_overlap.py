@@ -77,7 +77,8 @@ def test_batches_with_rows_of_edges_are_not_plain(tmp_path, group, monkeypatch):
 @pytest.mark.sim
 @pytest.mark.parametrize("options", [
     {"subgraph_type": "induced"}, {"time_attr": "time"}, {"time_attr": "time", "input_time": torch.arange(12) + 20},
-], ids=["induced", "times of nodes", "given times"])  # fmt: skip
+    {"time_attr": "time", "input_start_time": torch.arange(12), "input_end_time": torch.arange(12) + 30},
+], ids=["induced", "times of nodes", "given times", "windows"])  # fmt: skip
 def test_batches_of_every_kind_overlap(tmp_path, group, monkeypatch, options):
     monkeypatch.setattr(_DistLoader, "_overlaps", lambda loader: True)
     # Times come in several requests.
