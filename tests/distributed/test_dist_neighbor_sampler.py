@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch_geometric.data import HeteroData
-from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
 
 from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
+from pyg_direct.errors import ArgumentError
 from pyg_direct.sampler import NeighborSampler
 from tests.distributed.lockstep import LockstepGraph, run_lockstep
 from tests.distributed.ranks import make_data, write_data
@@ -123,3 +124,22 @@ def test_links_with_negatives_take_the_exchanges_of_their_hops(tmp_path, device)
 
     # Two a hop and one at the end, once the segments have room.
     assert [count for _, count in got[-2:]] == [2 * len(FANOUTS) + 1] * 2
+
+
+@ON_GPU_PLANS
+def test_times_that_are_not_given_are_those_of_nodes_and_missing_for_links(tmp_path, device):
+    data = make_data(40, 160)
+    write_data(tmp_path / "p", data, 2, times=True)
+    seeds = [NodeSamplerInput(None, torch.tensor(nodes)) for nodes in ([3, 7, 3], [], [39])]
+
+    def run(transport):
+        sampler = DistNeighborSampler(LockstepGraph(tmp_path / "p", transport, device), FANOUTS, time_attr="time")
+        # All ranks raise it before they exchange.
+        with pytest.raises(ArgumentError, match="time must be given for links of a graph in parts"):
+            sampler.sample_from_edges(list_links(data.edge_index, 4)[0], "binary", key=KEY)
+        outs = sampler.submit_together(seeds, [KEY, KEY + 1, KEY + 2]).finish()
+        return list(map(as_lists, outs))
+
+    alone = NeighborSampler(data, FANOUTS, time_attr="time", device="cpu")
+    expected = [as_lists(alone.sample_from_nodes(own, key=KEY + number)) for number, own in enumerate(seeds)]
+    assert run_lockstep(run, 2) == [expected] * 2

@@ -97,6 +97,26 @@ def test_batches_of_every_kind_overlap(tmp_path, group, monkeypatch, options):
 
 
 @pytest.mark.sim
+@pytest.mark.parametrize("options", [
+    {"neg_sampling": "binary", "replace": True}, {"neg_sampling": "triplet", "disjoint": True},
+    {"neg_sampling": "binary", "time_attr": "time", "edge_label_time": torch.arange(12) + 20},
+], ids=["binary", "triplet", "times"])  # fmt: skip
+def test_links_with_negatives_overlap(tmp_path, group, monkeypatch, options):
+    monkeypatch.setattr(_DistLoader, "_overlaps", lambda loader: True)
+    data = make_data(40, 90)
+    write_data(tmp_path / "p", data, 1, times=True)
+
+    with Exchanging(tmp_path / "p", device="cpu") as graph:
+        loader = DistLinkNeighborLoader(graph, [2, 2], data.edge_index[:, :12], **OPTIONS, **options)
+        found = list(loader)
+        assert loader._is_grouped
+
+    alone = LinkNeighborLoader(data, [2, 2], data.edge_index[:, :12], device="cpu", **OPTIONS, **options)
+    for batch, other in zip(found, alone, strict=True):
+        assert_equal(as_dict(batch), as_dict(other))
+
+
+@pytest.mark.sim
 @pytest.mark.parametrize("options", [{}, {"weight_attr": "weight", "neg_sampling": "binary"}], ids=["", "weights"])
 def test_links_leave_their_edges_out_of_captured_hops(tmp_path, group, options):
     data = make_data(40, 90)
