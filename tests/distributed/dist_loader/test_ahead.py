@@ -137,7 +137,8 @@ def test_batches_of_a_captured_exchange(tmp_path, group, options):
         found = list(loader)
         assert loader._sampler._open_plan()._find_captured().node_rows is None
 
-    alone = NeighborLoader(data, [2, 2], torch.arange(12), batch_size=4, seed=3, shuffle=True, device="cpu", **options)
+    alone = NeighborLoader(data, [2, 2], torch.arange(12), batch_size=4, seed=3, shuffle=True, device="cpu",
+                           prefetch=0, **options)  # fmt: skip
     for batch, other in zip(found, alone, strict=True):
         assert_equal(as_dict(batch), as_dict(other))
 

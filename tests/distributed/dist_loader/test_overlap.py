@@ -11,6 +11,8 @@ from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from tests.distributed.ranks import as_dict, assert_equal, make_data, write_data
 
 OPTIONS = {"batch_size": 4, "shuffle": True, "seed": 3, "prefetch": 2}
+# Threads would share the scratch of one simulated GPU.
+ALONE = {**OPTIONS, "prefetch": 0, "device": "cpu"}
 
 
 class OneRank:
@@ -54,7 +56,7 @@ def test_plain_batches_are_those_of_one_process(tmp_path, group, monkeypatch, op
         found = list(loader)
         assert loader._find_plain() is not None
 
-    alone = NeighborLoader(data, [2, 2], torch.arange(12), device="cpu", **OPTIONS, **options)
+    alone = NeighborLoader(data, [2, 2], torch.arange(12), **ALONE, **options)
     for batch, other in zip(found, alone, strict=True):
         assert_equal(as_dict(batch), as_dict(other))
 
@@ -70,7 +72,7 @@ def test_batches_with_rows_of_edges_are_not_plain(tmp_path, group, monkeypatch):
         found = list(loader)
         assert loader._find_plain() is None
 
-    for batch, other in zip(found, NeighborLoader(data, [2], torch.arange(8), device="cpu", **OPTIONS), strict=True):
+    for batch, other in zip(found, NeighborLoader(data, [2], torch.arange(8), **ALONE), strict=True):
         assert_equal(as_dict(batch), as_dict(other))
 
 
@@ -91,7 +93,7 @@ def test_batches_of_every_kind_overlap(tmp_path, group, monkeypatch, options):
         found = list(loader)
         assert loader._is_grouped
 
-    alone = NeighborLoader(data, [2, 2], torch.arange(12), device="cpu", **OPTIONS, **options)
+    alone = NeighborLoader(data, [2, 2], torch.arange(12), **ALONE, **options)
     for batch, other in zip(found, alone, strict=True):
         assert_equal(as_dict(batch), as_dict(other))
 
@@ -111,7 +113,7 @@ def test_links_with_negatives_overlap(tmp_path, group, monkeypatch, options):
         found = list(loader)
         assert loader._is_grouped
 
-    alone = LinkNeighborLoader(data, [2, 2], data.edge_index[:, :12], device="cpu", **OPTIONS, **options)
+    alone = LinkNeighborLoader(data, [2, 2], data.edge_index[:, :12], **ALONE, **options)
     for batch, other in zip(found, alone, strict=True):
         assert_equal(as_dict(batch), as_dict(other))
 
@@ -129,5 +131,5 @@ def test_links_leave_their_edges_out_of_captured_hops(tmp_path, group, options):
         found = list(loader)
         assert loader._sampler._open_plan()._captured_plans
 
-    for batch, other in zip(found, LinkNeighborLoader(data, [2, 2], links, device="cpu", **own), strict=True):
+    for batch, other in zip(found, LinkNeighborLoader(data, [2, 2], links, **{**own, **ALONE}), strict=True):
         assert_equal(as_dict(batch), as_dict(other))
