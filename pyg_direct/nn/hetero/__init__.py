@@ -2,6 +2,7 @@
 
 - `hetero_conv.py`: HeteroConv and models of `to_hetero`; the convolutions of a layer called together.
 - `attention.py`: attention over the relations of a layer, added up by type.
+- `projection.py`: products of the rows of sources, and scores of targets, of all relations.
 - `joined_edges.py`: edges of relations one after the other, and their results.
 - `unused_types.py`: results of a layer that nothing in a recorded pass reads.
 

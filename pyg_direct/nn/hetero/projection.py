@@ -90,16 +90,16 @@ class _Plan(NamedTuple):
 class _Given(NamedTuple):
     """Tensors of a layer: tables, and of each relation both matrices and the vector of targets."""
 
-    tables: Sequence[Any]
-    weights: Sequence[Any]
-    own_weights: Sequence[Any]
-    vectors: Sequence[Any]
+    tables: list[Any]
+    weights: list[Any]
+    own_weights: list[Any]
+    vectors: list[Any]
 
     @classmethod
     def of(cls, plan: _Plan, parts: Sequence[Any]) -> _Given:
         """Split what is given one after the other."""
         bounds = [0, *accumulate([plan.num_tables, *[len(plan.sources)] * 3])]
-        return cls(*(parts[begin:end] for begin, end in pairwise(bounds)))
+        return cls(*(list(parts[begin:end]) for begin, end in pairwise(bounds)))
 
 
 class _Project(Function):
@@ -132,7 +132,9 @@ class _Project(Function):
         found = _Given.of(plan, [None] * len(given))
         wanted = _Given.of(plan, wants)
         blocks = [_join_scores(plan, group, to_scores, ctx.used) for group in plan.groups]
-        parts = [None] * count if to_made is None else to_made.split_with_sizes(list(map(len, picked)))
+        parts: list[Any] = [None] * count
+        if to_made is not None:
+            parts = list(to_made.split_with_sizes(list(map(len, picked))))
         live = [i for i in range(count) if ctx.used[i] and to_made is not None]
         for i in live:
             if wanted.weights[i]:
