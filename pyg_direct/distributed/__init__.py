@@ -2,9 +2,10 @@
 
 - `partitioning/`: graphs cut into parts and written to disk.
 - `dist_graph.py`, `graph_part.py`: a partitioned graph in the memory of one process, and one part of it.
+- `part_plan.py`: the plan of one rank, on a GPU and on a CPU.
+- `exchange_plan.py`, `captured_rows.py`: sampling and rows over NCCL without a wait between hops, as one captured plan.
 - `frontier_exchange.py`, `row_exchange.py`: sampling of a hop by the owners of its nodes, and rows by id from their
-  owners.
-- `exchange_plan.py`, `captured_rows.py`: both over NCCL without a wait between hops, as one captured plan.
+  owners, by exchanges of the host.
 - `row_foresight.py`: rows that several of the next batches read, kept so that they travel once.
 - `segment_rows.py`: rows by id over NCCL, for edges and for single requests.
 - `dist_loader.py`: the loaders; `dist_neighbor_sampler.py`: PyG's sampler interface.

@@ -155,14 +155,13 @@ class CapturedRows:
         topo: PartTopo = plan.topology.topo
         hops, kinds, parts = plan.num_hops, len(topo.node_types), self.num_parts
         grid = grid_for(slot.nodes.numel(), slot.state)
-        for hop in range(hops + 1):
-            run_gpu(frontier_segments.count_owners_gpu, grid, slot.begins, hop * (kinds + 1), kinds, slot.nodes,
-                    plan.id_starts, parts, *plan.owners, slot.owner_counts, slot.slots, stream=stream)  # fmt: skip
+        run_gpu(frontier_segments.count_owners_gpu, grid, slot.begins, 0, hops + 1, kinds, slot.nodes, plan.id_starts,
+                parts, *plan.owners, slot.owner_counts, slot.slots, stream=stream)  # fmt: skip
         found = self._first_nodes, self._num_ids, *self._directory
         run_gpu(row_segments.fill_row_segments_gpu, grid, slot.state, hops, kinds, slot.begins, slot.totals,
                 slot.outputs, slot.nodes, plan.id_starts, slot.owner_counts, slot.slots, parts, self._part.part,
                 own.length, own.starts, own.own_starts, *found, own.to_send, own.own_places, own.slots, slot.needs,
-                2 * hops, own.num_remote, stream=stream)  # fmt: skip
+                2 * plan.num_requests, own.num_remote, stream=stream)  # fmt: skip
         plan.send_needs(slot, own.length, own.first_need, own.to_send, stream)
         plan.exchange(own.to_send, own.received, stream)
         run_gpu(row_segments.locate_row_ids_gpu, grid_for(own.places.numel(), slot.state), own.received, kinds, parts,

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_direct.distributed.edge_queries import PairExchange
-from pyg_direct.distributed.frontier_exchange import MOST_BATCHES, DistPlan
+from pyg_direct.distributed.frontier_exchange import MOST_BATCHES
 from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.part_plan import PartPlan
 from pyg_direct.distributed.partitioning.manifest import Manifest, check_same
 from pyg_direct.distributed.partitioning.replicas import choose_replicas, read_replicas
 from pyg_direct.distributed.row_exchange import TIME, RowExchange, Wanted
@@ -300,7 +301,7 @@ class DistGraph:
         if self.whole is not None:
             return GeneralPlan(self.whole.place(timed=timed, weighted=weighted, summed=recipe.replace), recipe)  # type: ignore[arg-type]
         rows = self.rows if with_rows and isinstance(self.rows, RowExchange) else None
-        return DistPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted, rows=rows)
+        return PartPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted, rows=rows)
 
     def times_of(self, kind: str, ids: Tensor) -> Tensor:
         """Return the times of nodes of a type, int64 `[n]`; collective, unless the graph lies in one memory.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import SequentialSampler
+from torch_geometric.sampler import NodeSamplerInput
 from torch_geometric.sampler.base import SubgraphType
 from typing_extensions import Unpack
 
@@ -23,8 +24,8 @@ from pyg_direct.distributed.collate import DistAttributes
 from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.distributed.exchange_plan import ExchangePlan, PlainSample
-from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import PartTopo
+from pyg_direct.distributed.part_plan import PartPlan
 from pyg_direct.distributed.row_exchange import RowExchange
 from pyg_direct.distributed.row_foresight import MOST_AHEAD, PlannedRows, RowsAhead, StepsAhead
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
@@ -34,7 +35,7 @@ from pyg_direct.loader.base_loader import ALONE, make_alone, run_stages
 from pyg_direct.loader.batch_report import EpochRecord, Stages
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several
-from pyg_direct.loader.node_loader import NodeLoader
+from pyg_direct.loader.node_loader import NodeLoader, join_windows
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
 from pyg_direct.loader.prefetch.drivers import hold_for, note_memory
 from pyg_direct.loader.prefetch.lockstep_ranks import GROUP_BYTES, GroupSize, Overlap, Steps
@@ -47,10 +48,13 @@ from pyg_direct.runtime.cuda.launch import current_stream, side_streams
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampler.graph_reader import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
 from pyg_direct.sampler.keyed_sampler import Drawn
-from pyg_direct.sampler.neighbor_sampler import NeighborSampler
+from pyg_direct.sampler.neighbor_sampler import NeighborSampler, has_windows
+from pyg_direct.sampling.captured_plan import PendingOutput
 from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.uniform_plan import GpuPlan
+
+_NO_SEEDS = Seeds(*torch.empty(2, 0, dtype=torch.int64, device="cpu").unbind())
 
 
 def check_alike(loader: Any, ranks: str) -> None:
@@ -72,7 +76,7 @@ def check_alike(loader: Any, ranks: str) -> None:
         fanouts = recipe.table(PartTopo(graph.part.manifest, False, False)).tolist()
         how = (fanouts, replace(recipe, fanouts=()), sampler.time_attr is None, sampler.weight_attr is None,
                negatives and negatives.mode, sampler.strict_negatives, getattr(sampler, "exclude_target_edges", False),
-               getattr(sampler, "rev_edge_type", None), loader.ahead)  # fmt: skip
+               getattr(sampler, "rev_edge_type", None), loader.ahead, has_windows(given.time))  # fmt: skip
         _compare(graph, "num_neighbors and other options of sampling must be equal in all processes", how)
     if ranks == "auto":
         seeds = [getattr(given, name, None) for name in ("node", "row", "col", "time")]
@@ -181,7 +185,11 @@ class _DistLoader(GeneralLoader):
 
     def _work_in_turn(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
                       ) -> Iterator[Any]:  # fmt: skip
-        self._is_grouped = self._groups()
+        communicator = self.graph.communicator
+        # Ranks may differ in it, as in functions of the program.
+        self._is_grouped = all(communicator.run(communicator.agree, int(self._groups())))
+        if self._is_grouped:
+            self._fetch_seed_times()
         foresees = self._foresees()
         overlaps, most = self._overlaps() and not foresees, self.graph.most_batches if self._is_grouped else 1
         if most != self._group.most:
@@ -211,11 +219,16 @@ class _DistLoader(GeneralLoader):
         """Check if batches ahead are made in groups: with one exchange for all on a CPU, after one meeting on a GPU."""
         if (self.prefetch == 0 and not self.ahead) or not self._is_own():
             return False
-        if self.device.type != "cpu" and not self.graph.communicator.captured:
+        sampler, is_captured = self._sampler, self.graph.communicator.captured
+        if self.device.type != "cpu" and not is_captured:
             return False
-        sampler = self._sampler
-        return not (sampler.is_temporal or sampler.strict_negatives or sampler.exclude_target_edges
-                    or sampler.subgraph_type == SubgraphType.induced)  # fmt: skip
+        if sampler.strict_negatives or sampler.exclude_target_edges:
+            # Each batch has exchanges before its hops.
+            return False
+        return is_captured or sampler.subgraph_type != SubgraphType.induced
+
+    def _fetch_seed_times(self) -> None:
+        """Fetch times of seeds that the program does not give, once; links have times of their own."""
 
     def _overlaps(self) -> bool:
         """Check if the batches of a group are sampled one after the other, with one more ahead of the host."""
@@ -253,22 +266,25 @@ class _DistLoader(GeneralLoader):
         # A GPU samples a batch by exchanges of its own.
         size = 1 if self.device.type == "cuda" else most
         stages = self._stages(key, record, Together(size, submit, read, fetch))
-        none = torch.empty(0, dtype=torch.int64, device="cpu")
 
         def plan(sample: Drawn) -> None:
             planned.plan(self._general.list_nodes(sample.out))
 
-        return StepsAhead(self.graph.communicator, self.ahead, size, stages, plan, planned.drop,
-                          partial(self._ask, none, 0), partial(read, ()))  # fmt: skip
+        return StepsAhead(self.graph.communicator, self.ahead, size, stages, plan, planned.drop, self._sample_none,
+                          partial(read, ()))  # fmt: skip
 
     def _begin(self, stages: Stages, work: tuple[int, Seeds] | None) -> Any:
         """Begin to sample a batch; without work, one without seeds, for the other processes."""
         if work is not None:
             return stages.submit(*work)
-        none = torch.empty(0, dtype=torch.int64, device="cpu")
         exchange = self._find_plain()
-        return self._submit_together([Seeds(none, none)], [0]) if exchange is None else self._submit_plain(
-            exchange, none, 0)  # fmt: skip
+        if exchange is None:
+            return self._submit_together([_NO_SEEDS], [0])
+        return self._submit_plain(exchange, _NO_SEEDS.nodes, 0)
+
+    def _sample_none(self) -> Any:
+        """Sample a batch without seeds, for the other processes."""
+        return self._submit_together([_NO_SEEDS], [0]).finish()[0]
 
     def _finish_begun(self, stages: Stages, pending: Any, work: tuple[int, Seeds] | None) -> Any:
         """Wait for the sample of a batch."""
@@ -305,7 +321,7 @@ class _DistLoader(GeneralLoader):
         Args:
             count: Batches of the step; all have one exchange.
         """
-        self._build_for_others(self._ask(torch.empty(0, dtype=torch.int64, device="cpu"), 0))
+        self._build_for_others(self._sample_none())
 
     def _build_for_others(self, out: Any) -> None:
         """Build an empty batch, so that the other processes get their rows."""
@@ -362,6 +378,17 @@ def make_group(stages: Any, work: list[tuple[int, Seeds]], most: int) -> list[An
     return batches
 
 
+# Seeds whose times are fetched at a time.
+_TIMES_AT_ONCE = 1 << 20
+
+
+def _forget_times(outs: list[Any]) -> list[Any]:
+    """Remove the times of seeds from samples."""
+    for out in outs:
+        out.metadata = out.metadata[0], None
+    return outs
+
+
 # Options of other loaders that a graph in parts has elsewhere, or does not have.
 _ELSEWHERE = {
     "device": "give it to DistGraph",
@@ -370,8 +397,6 @@ _ELSEWHERE = {
     "store_dtype": "rows keep the dtype that they were partitioned with",
     "custom_cls": "batches of a graph in parts are a Data or a HeteroData",
     "subgraph_type": "it is 'induced'",
-    "input_start_time": "time_window is that of all seeds",
-    "input_end_time": "time_window is that of all seeds",
 }
 
 
@@ -428,7 +453,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         graph: The graph.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, input_time: See `NeighborLoader`.
         transform, transform_sampler_output, filter_per_worker: See `NeighborLoader`.
-        time_comparison, time_window: See `NeighborLoader`.
+        time_comparison, time_window, input_start_time, input_end_time: See `NeighborLoader`.
         input_nodes: Seeds of all processes: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
             Equal in all processes, unless `ranks="own"`.
         time_attr, weight_attr: Any name: sample by the times or weights of the partition.
@@ -470,16 +495,25 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
                  transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None, *,
                  seed: int | None = None, prefetch: int = 1, ranks: str = "auto", uneven: str = "pad",
                  time_comparison: str = "<=", time_window: int | None = None, input_id: Tensor | None = None,
-                 ahead: int = 0, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None, ahead: int = 0,
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
+        times = join_windows("input_time", input_time, input_start_time, input_end_time, time_window)
+        if times is not None and time_attr is None:
+            given = "input_time" if input_start_time is None else "input_start_time"
+            raise ArgumentError(f"{given} needs time_attr, to sample by the times of the partition, got None")
         sampler = DistNeighborSampler(
             graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
             seed=options["seed"], time_comparison=time_comparison, time_window=time_window)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, input_nodes, input_time, transform, transform_sampler_output,
                          filter_per_worker, input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven,
+                         input_start_time=input_start_time, input_end_time=input_end_time,
                          ahead=_check_ahead(ahead, graph), **options, **kwargs)  # fmt: skip
         check_alike(self, ranks)
         self._even_out(ranks)
+
+    # Times of the seeds, int64 `[S]` on the CPU, if they are those of their nodes and batches are made in groups.
+    _seed_times: Tensor | None = None
 
     def _find_plan(self) -> Any:
         """Find the plan of uniform batches of a graph in one memory, if samples need not take PyG's form; otherwise
@@ -492,9 +526,37 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         if not self._is_grouped or self.graph.whole is not None or not self.graph.is_homogeneous:
             return None
         plan = self._sampler._open_plan()
-        exchange: ExchangePlan | None = plan.find_plain() if isinstance(plan, DistPlan) else None
+        exchange: ExchangePlan | None = plan.find_plain() if isinstance(plan, PartPlan) else None
         # Rows of edges follow the sample.
         return exchange if len(self.graph.part.tables) == 1 else None
+
+    def _fetch_seed_times(self) -> None:
+        given, graph = self.input_data, self.graph
+        if graph.whole is not None or self._seed_times is not None or given.time is not None:
+            return
+        if not self._sampler.is_temporal or not any(entry.time is not None for entry in graph.part.manifest.nodes):
+            # Otherwise the plan reports missing times of edges.
+            return
+        communicator = graph.communicator
+        # Processes may have different numbers of seeds, and all take part.
+        count = max(communicator.run(communicator.agree, -(-given.node.numel() // _TIMES_AT_ONCE)))
+        pieces = [given.node[first * _TIMES_AT_ONCE : (first + 1) * _TIMES_AT_ONCE] for first in range(count)]
+        kind = given.input_type
+        times = [self._sampler._find_times(piece) if kind is None else self._sampler._find_times({kind: piece})[kind]
+                 for piece in pieces]  # fmt: skip
+        self._seed_times = torch.cat([own.cpu() for own in times]) if times else _NO_SEEDS.nodes
+
+    def _list_inputs(self, seeds: Sequence[Seeds]) -> list[NodeSamplerInput]:
+        inputs = super()._list_inputs(seeds)
+        if self._seed_times is not None:
+            for index, own in zip(inputs, seeds, strict=True):
+                index.time = self._seed_times.index_select(0, own.positions)
+        return inputs
+
+    def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> Any:
+        pending = super()._submit_together(seeds, keys)
+        # Batches of seeds with times of their own do not name these.
+        return pending if self._seed_times is None or not self._is_grouped else PendingOutput(pending, _forget_times)
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         exchange = self._find_plain()
@@ -561,6 +623,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         graph: The graph.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy: See `DistNeighborLoader`.
         time_attr, weight_attr, time_comparison, time_window: See `DistNeighborLoader`.
+        input_start_time, input_end_time: See `LinkNeighborLoader`.
         transform, transform_sampler_output, filter_per_worker: See `DistNeighborLoader`.
         seed, prefetch, ahead, ranks, uneven, input_id: See `DistNeighborLoader`.
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
@@ -595,10 +658,12 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
                  strict_negatives: bool = False, exclude_target_edges: bool | str = False, seed: int | None = None,
                  prefetch: int = 1, ranks: str = "auto", uneven: str = "pad", time_comparison: str = "<=",
                  time_window: int | None = None, input_id: Tensor | None = None, rev_edge_type: EdgeType | None = None,
-                 ahead: int = 0, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None, ahead: int = 0,
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
         check_strict(strict_negatives, neg_sampling, neg_sampling_ratio)
-        if (edge_label_time is None) != (time_attr is None):
+        times = join_windows("edge_label_time", edge_label_time, input_start_time, input_end_time, time_window)
+        if (times is None) != (time_attr is None):
             raise ArgumentError("edge_label_time and time_attr must be given together")
         has_links = isinstance(edge_label_index, Tensor) or (
             isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) == 2
@@ -615,8 +680,9 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
             rev_edge_type=rev_edge_type)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, filter_per_worker, input_id=input_id,
-                         device=graph.device, prefetch=prefetch, uneven=uneven,
-                         ahead=_check_ahead(ahead, graph), **options, **kwargs)  # fmt: skip
+                         device=graph.device, prefetch=prefetch, uneven=uneven, input_start_time=input_start_time,
+                         input_end_time=input_end_time, ahead=_check_ahead(ahead, graph), **options,
+                         **kwargs)  # fmt: skip
         check_alike(self, ranks)
         self._even_out(ranks)
         if graph.whole is not None and strict_negatives and neg_sampling is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace as replace_fields
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from pyg_direct.sampler.graph_reader import Parts
 from pyg_direct.sampler.keyed_sampler import Drawn
 from pyg_direct.sampler.link_seeds import NegativeSource, check_exclusion
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler, Opened, check_choices
+from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.negative_links import Edges
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.sampling.sampling_options import Recipe
@@ -139,9 +140,7 @@ class DistNeighborSampler(NeighborSampler):
                 and self.weight_attr is None)  # fmt: skip
 
     def _make_plan(self, unique_seeds: bool, windows: bool = False) -> Any:
-        if windows:
-            raise ArgumentError("time must be one for each seed of a graph in parts, got a window for each")
-        recipe = self._read_recipe()
+        recipe = replace_fields(self._read_recipe(), seed_windows=windows)
         if self._is_plain():
             assert self.graph.whole is not None
             own = Recipe(tuple(recipe.fanouts), recipe.replace, unique_seeds=unique_seeds)  # type: ignore[arg-type]
@@ -180,6 +179,42 @@ class DistNeighborSampler(NeighborSampler):
             RankError: another process failed or ended.
         """
         return self._hold(self.graph.run_in_turn(partial(super().sample_from_edges, index, neg_sampling, key=key)))
+
+    def submit_together(self, inputs: Sequence[NodeSamplerInput], keys: Sequence[int]) -> PendingOutput | Finished:
+        """Start to sample around the nodes of several batches; see `NeighborSampler.submit_together`.
+
+        Args:
+            inputs, keys: See `NeighborSampler.submit_together`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+            RankError: another process failed or ended.
+        """
+        if self._lacks_times(inputs):
+            # Their owners know the times.
+            return Finished([self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)])
+        return super().submit_together(inputs, keys)
+
+    def submit_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
+                              keys: Sequence[int]) -> PendingOutput | Finished:  # fmt: skip
+        """Start to sample around the links of several batches; see `NeighborSampler.submit_links_together`.
+
+        Args:
+            inputs, neg_sampling, keys: See `NeighborSampler.submit_links_together`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; also links without times on a
+                graph with times.
+            RankError: another process failed or ended.
+        """
+        if self._lacks_times(inputs):
+            raise ArgumentError("index.time must be given for links of a graph in parts that is sampled by time, got "
+                                "None")  # fmt: skip
+        return super().submit_links_together(inputs, neg_sampling, keys)
+
+    def _lacks_times(self, inputs: Sequence[Any]) -> bool:
+        """Check if times are missing that other processes may know."""
+        return self.graph.whole is None and self.is_temporal and any(index.time is None for index in inputs)
 
     def _hold(self, out: Any) -> Any:
         if self.device.type == "cuda" and self.graph.whole is None:

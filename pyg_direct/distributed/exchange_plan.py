@@ -7,6 +7,8 @@ Design. A hop of `HeteroGpuPlan` lists its work, picks, and numbers the new node
    fixed length, and exchanged. Draws depend on key, node and slot, so that they are the draws of one process.
 3. The own work list finds its edges in the answers, and the kernel that picks copies them in its own order.
 
+An induced subgraph has one request more, for all edges of the nodes of all hops, of which it keeps those among them.
+
 No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop a few words give
 each rank the largest needs of all; they go with the ids of rows, if there are rows. If a segment, or a buffer of one
 rank, was too small, all ranks sample the batch again with room for these needs. So the lengths of segments are equal on
@@ -35,7 +37,6 @@ from pyg_direct.distributed.partitioning.manifest import table_dtype
 from pyg_direct.errors import PartitionError
 from pyg_direct.kernels.batch_counters import EDGES, NODES, STATE
 from pyg_direct.kernels.sampling import captured_hops, frontier_segments, hetero, weighted_gpu, worklist
-from pyg_direct.kernels.sampling.frontier_segments import MOST_BUCKETS
 from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, TIMED
 from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.rows.upload import upload
@@ -48,7 +49,7 @@ from pyg_direct.sampling.hetero_gpu import LAST_EDGE, Capacity, HeteroGpuPlan, L
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.sampling_options import Sample
-from pyg_direct.sampling.seeds import Request, SeedList
+from pyg_direct.sampling.seeds import Ends, Request, SeedList
 
 # Nodes and edges of a segment before batches show how many they need.
 _FIRST_NODES, _FIRST_EDGES = (4, 8) if SIMULATED else (1024, 8192)
@@ -59,19 +60,19 @@ _NODES_AT_ONCE = 1 << 24
 
 
 class Room(NamedTuple):
-    """Room of segments, equal on all ranks: for nodes and edges by hop, and for rows by node type."""
+    """Room of segments, equal on all ranks: for nodes and edges by request, and for rows by node type."""
 
     nodes: tuple[int, ...]
     edges: tuple[int, ...]
     rows: RowRoom = RowRoom()
 
     def grow(self, needs: list[int]) -> Room:
-        """Return room for the needs of a batch, with head-room: by hop nodes and edges, then of rows; a need of 0 is
-        met.
+        """Return room for the needs of a batch, with head-room: by request nodes and edges, then of rows; a need of 0
+        is met.
         """
-        of_hops, of_rows = needs[: 2 * len(self.nodes)], needs[2 * len(self.nodes) :]
+        of_requests, of_rows = needs[: 2 * len(self.nodes)], needs[2 * len(self.nodes) :]
         nodes, edges = (
-            tuple(max(own, need + need // 4) for own, need in zip(room, of_hops[first::2], strict=True))
+            tuple(max(own, need + need // 4) for own, need in zip(room, of_requests[first::2], strict=True))
             for first, room in enumerate(self[:2])
         )
         return Room(nodes, edges, self.rows.grow(of_rows))
@@ -131,6 +132,8 @@ class ExchangeSlot(Slot):
         self.asked_draws, self.asked_sources, self.asked_ids, self.asked_targets = (
             reserve(parts * most_edges) for _ in range(4)
         )
+        # Of windows, whose times stand side by side.
+        self.asked_times = reserve(plan.num_times * words if plan.num_times > 1 else 0)
         self.asked_repeats = reserve(parts * most_edges, torch.uint8)
         self.asked_scores = reserve(parts * most_edges if plan.is_weighted else 0, torch.float64)
         # Of the exchange of rows by itself.
@@ -150,12 +153,14 @@ class ExchangePlan(HeteroGpuPlan):
     """Plan of one rank for batches of a graph in parts; every rank makes one, and submits as many batches.
 
     Args:
-        plan: The plan with the rows, flags and rules to use; its subgraphs are not induced.
+        plan: The plan with the rows, flags and rules to use.
         node_rows: Rows of nodes that batches have; None for batches without.
         sent: Gets the bytes sent to other ranks, head-room of segments included: `rows`, and `hops` for all else.
+        repeats: True if nodes may stand several times among the seeds, as the ends of links; see `HeteroGpuPlan`.
 
     Attributes:
         room: Room of segments, equal on all ranks.
+        num_requests: Requests of a batch to the owners of its nodes.
         id_starts: Number that turns a node of a slot into an id of the id space of all types, int64 `[T]`.
 
     Raises:
@@ -166,11 +171,18 @@ class ExchangePlan(HeteroGpuPlan):
     _is_awaited = True
 
     def __init__(self, part: GraphPart, plan: GeneralPlan, transport: Transport,
-                 node_rows: CapturedRows | None = None, sent: Counter[str] | None = None) -> None:  # fmt: skip
+                 node_rows: CapturedRows | None = None, sent: Counter[str] | None = None, *,
+                 repeats: bool = False) -> None:  # fmt: skip
         topology: Any = plan.topology
         topo: PartTopo = topology.topo
+        all_edges = np.full(len(topo.edge_types), -1)
         super().__init__(topology, plan.fanouts, plan.rules, plan.rows, plan.flags, disjoint=plan.disjoint,
-                         repeats=False, num_batches=1, max_degree=plan.recipe.max_degree)  # fmt: skip
+                         repeats=repeats, num_batches=1, max_degree=plan.recipe.max_degree,
+                         last_fanouts=all_edges if plan.recipe.subgraph_type == "induced" else None)  # fmt: skip
+        self._asked_fanouts = self.fanouts if self.last_fanouts is None else np.concatenate(
+            [self.fanouts, self.last_fanouts[None]])  # fmt: skip
+        # A graph without relations has nothing to ask for.
+        self.num_requests = len(self._asked_fanouts) if topo.edge_types else 0
         device = topology.device
         self.owners = _join_books(part, topo, device)
         self.transport, self.num_parts = transport, part.num_parts
@@ -185,7 +197,7 @@ class ExchangePlan(HeteroGpuPlan):
         self._most_slots = 3
         self.node_rows = node_rows
         rows = RowRoom() if node_rows is None else node_rows.first_room()
-        self.room = Room((_FIRST_NODES,) * self.num_hops, (_FIRST_EDGES,) * self.num_hops, rows)
+        self.room = Room((_FIRST_NODES,) * self.num_requests, (_FIRST_EDGES,) * self.num_requests, rows)
         self._tables: tuple[Any, ...] = ()
         self._sent: Counter[str] = Counter() if sent is None else sent
         # Bytes that a batch sends without the rows.
@@ -200,12 +212,12 @@ class ExchangePlan(HeteroGpuPlan):
         self._none = self.id_starts[:0]
         transport.hold(self)
 
-    def sample(self, requests: Sequence[Request], keys: Sequence[int], excluded: Tensor | None = None
+    def sample(self, requests: Sequence[Request] | Sequence[Ends], keys: Sequence[int], excluded: Tensor | None = None
                ) -> list[GeneralSample]:  # fmt: skip
         """Sample the batch of a rank under its key; all ranks call it together, in one order.
 
         Args:
-            requests: Seeds of one batch, and their times; there may be no seeds.
+            requests: Seeds of one batch, and their times; there may be no seeds. Or its links.
             excluded: Edges of this part that the batches of all ranks leave out: rank * E + position, ascending, int64
                 `[X]`; None for none.
 
@@ -219,7 +231,7 @@ class ExchangePlan(HeteroGpuPlan):
 
     def node_length(self, room: int) -> int:
         """Count the words of a segment of so many nodes."""
-        fields = 1 + self.disjoint + self.topology.topo.is_temporal
+        fields = 1 + self.disjoint + self.num_times * self.topology.topo.is_temporal
         return _pad(len(self.topology.topo.node_types) + 1 + fields * room)
 
     def answer_items(self, room: int) -> int:
@@ -233,11 +245,15 @@ class ExchangePlan(HeteroGpuPlan):
         return words.reshape(-1)
 
     def _list_asked_templates(self, part: GraphPart, plan: GeneralPlan) -> np.ndarray:
-        """Words of the entries of an owner's work lists that do not depend on a batch, int64 `[R * COLUMNS]` a hop."""
+        """Words of the entries of an owner's work lists that do not depend on a batch, int64 `[R * COLUMNS]` a
+        request."""
         topo = self.topology.topo
-        words = np.zeros((self.num_hops, len(topo.edge_types), COLUMNS), np.int64)
+        words = np.zeros((*self._asked_fanouts.shape, COLUMNS), np.int64)
         own_starts = topo.type_starts[topo.expanded]
-        words[..., worklist.RELATION], words[..., worklist.FANOUT] = np.arange(len(topo.edge_types)), self.fanouts
+        words[..., worklist.RELATION], words[..., worklist.FANOUT] = (
+            np.arange(len(topo.edge_types)),
+            self._asked_fanouts,
+        )
         # Rows are found by positions among all nodes of the part, draws by ids within the type.
         words[..., worklist.ROWS] = topo.row_starts[:-1] - part.own_starts[topo.expanded] + own_starts
         words[..., worklist.OWN_START], words[..., worklist.EDGES] = own_starts, topo.edge_starts[:-1]
@@ -372,35 +388,40 @@ class ExchangePlan(HeteroGpuPlan):
         slot.hop_bytes = self._hop_bytes
 
     def _pick(self, slot: Any, work: Tensor, hop: int, stage: int, stream: int) -> None:
+        if not self.num_requests:
+            super()._pick(slot, work, hop, stage, stream)
+            return
         nodes, edges = slot.room.nodes[hop], slot.room.edges[hop]
         num_items = self.answer_items(nodes)
         self._ask(slot, hop, nodes, stream)
         self._answer(slot, hop, nodes, edges, num_items, stream)
         self._exchange(slot.answers, slot.answers_back, num_items + 2 * edges, stream)
-        scratch, layout = self._scratch, slot.layout
+        scratch, layout, relations = self._scratch, slot.layout, len(self.topology.topo.edge_types)
         full = scratch.block_sums.numel()
         item_grid = max(1, min(full, -(-slot.capacity.items // THREADS)))
-        run_gpu(frontier_segments.read_answers_gpu, item_grid, work, slot.slots, slot.bases, nodes, num_items, edges,
-                slot.answers_back, slot.starts, slot.sizes, slot.counts, scratch.block_sums, stream=stream)  # fmt: skip
-        run_gpu(captured_hops.place_items_gpu, item_grid, slot.state, hop, slot.capacity.edges, work, slot.counts,
+        run_gpu(frontier_segments.read_answers_gpu, item_grid, work, slot.slots, relations, slot.bases, nodes,
+                num_items, edges, slot.answers_back, slot.starts, slot.sizes, slot.counts, scratch.block_sums,
+                stream=stream)  # fmt: skip
+        run_gpu(captured_hops.place_items_gpu, item_grid, slot.state, stage, slot.capacity.edges, work, slot.counts,
                 scratch.block_sums, slot.offsets, stream=stream)  # fmt: skip
         run_gpu(hetero.pick_items_gpu, full, hop, 0, layout.tree_shift, work, slot.answers_back,
                 slot.answers_back[edges:], self._none, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets,
-                slot.draws, slot.repeats, slot.sources, slot.ids, slot.targets, scratch.fresh, scratch.touched,
-                layout.bucket_shift, slot.bucket_counts, slot.ranks, stream=stream)  # fmt: skip
+                slot.draws, slot.repeats, slot.sources, slot.ids, slot.targets, *self._list_marks(slot, hop),
+                stream=stream)  # fmt: skip
 
     def _ask(self, slot: Any, hop: int, nodes: int, stream: int) -> None:
-        """Send the nodes of a hop to their owners."""
+        """Send the nodes of a hop to their owners; behind the last hop, the nodes of all hops."""
         topo, length = self.topology.topo, self.node_length(nodes)
         types, template = len(topo.node_types), hop * slot.work.numel()
-        # The nodes of the hop are not counted here: a full grid, unless there are few nodes at all.
+        # The nodes are not counted here: a full grid, unless there are few nodes at all.
         grid = grid_for(slot.nodes.numel(), slot.state)
-        frontier = slot.begins, hop * (types + 1), types, slot.nodes
+        first, num_hops = (hop * (types + 1), 1) if hop < self.num_hops else (0, self.num_hops + 1)
+        frontier = slot.begins, first, num_hops, types, slot.nodes
         run_gpu(frontier_segments.count_owners_gpu, grid, *frontier, self.id_starts, self.num_parts,
                 *self.owners, slot.owner_counts, slot.slots, stream=stream)  # fmt: skip
-        run_gpu(frontier_segments.fill_segments_gpu, grid, *frontier, slot.trees, slot.seed_times, self.id_starts,
-                slot.inbox, self.num_parts, nodes, length, slot.template, template, slot.bases, slot.owner_counts,
-                slot.slots, slot.to_send, slot.needs, 2 * hop, stream=stream)  # fmt: skip
+        run_gpu(frontier_segments.fill_segments_gpu, grid, *frontier, slot.trees, self.num_times, slot.seed_times,
+                self.id_starts, slot.inbox, self.num_parts, nodes, length, slot.template, template, slot.bases,
+                slot.owner_counts, slot.slots, slot.to_send, slot.needs, 2 * hop, stream=stream)  # fmt: skip
         self._exchange(slot.to_send, slot.received, length, stream)
 
     def _answer(self, slot: Any, hop: int, nodes: int, edges: int, num_items: int, stream: int) -> None:
@@ -410,18 +431,20 @@ class ExchangePlan(HeteroGpuPlan):
         sums, replace, work = self._scratch.block_sums, int(rules.replace), slot.asked_work
         item_grid = max(1, min(full, -(-parts * num_items // THREADS)))
         trees = slot.received[nodes:] if self.disjoint else self._none
-        times = slot.received[2 * nodes :] if topo.is_temporal else self._none
+        times = self._none if not topo.is_temporal else slot.received[2 * nodes :] if self.num_times == 1 else \
+            slot.asked_times  # fmt: skip
         found = slot.asked_starts, slot.asked_sizes
         run_gpu(frontier_segments.list_asked_gpu, 1, self._asked_template, hop * len(topo.edge_types) * COLUMNS,
                 slot.received, types, parts, length, slot.owner_counts, work, stream=stream)  # fmt: skip
         run_gpu(frontier_segments.locate_asked_gpu, grid_for(parts * nodes, slot.state), slot.received, types, parts,
-                nodes, length, 0, self._num_ids, *self._directory, slot.needs, slot.places, stream=stream)  # fmt: skip
+                nodes, length, 0, self._num_ids, *self._directory, slot.needs, slot.places, self.num_times,
+                slot.asked_times, stream=stream)  # fmt: skip
         run_gpu(hetero.count_items_gpu, item_grid, work, rows.indptr, rows.indices, rows.node_time, rows.edge_time,
                 rows.edge_weight, slot.places, trees, times, slot.excluded, replace, int(rules.last), int(rules.strict),
                 rules.window, *found, slot.asked_counts, sums, stream=stream)  # fmt: skip
         run_gpu(captured_hops.place_items_gpu, item_grid, slot.asked_state, 0, parts * edges, work, slot.asked_counts,
                 sums, slot.asked_offsets, stream=stream)  # fmt: skip
-        if self.is_weighted:
+        if self.is_weighted and hop < self.num_hops:
             run_gpu(weighted_gpu.pick_weighted_gpu, full, hop, replace, work, rows.edge_weight, rows.weight_before,
                     slot.excluded, slot.received, trees, *found, slot.asked_offsets, slot.asked_draws,
                     stream=stream)  # fmt: skip
@@ -507,10 +530,3 @@ def _join_books(part: GraphPart, topo: PartTopo, device: torch.device) -> tuple[
     if len(books) > 1:
         return torch.empty(0, dtype=torch.int64, device=device), table
     return books[0].find_arrays(device)
-
-
-def serves(plan: GeneralPlan, num_parts: int) -> bool:
-    """Report whether an `ExchangePlan` serves the batches of a plan over so many parts."""
-    topo = plan.topology.topo
-    return (plan.recipe.subgraph_type != "induced" and len(topo.edge_types) > 0
-            and num_parts * len(topo.node_types) <= MOST_BUCKETS)  # fmt: skip

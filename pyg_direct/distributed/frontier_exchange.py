@@ -1,6 +1,7 @@
-"""`DistPlan`: batches of a graph in parts, sampled hop by hop, with each node's edges picked by its owner.
+"""`FrontierExchange`: the pick of a hop of a graph in parts, with each node's edges picked by its owner.
 
-`Picker` is the owner's side: it picks the edges of the requested nodes and packs them.
+The host exchanges nodes and edges. `Picker` is the owner's side: it picks the edges of the requested nodes and packs
+them.
 """
 
 from __future__ import annotations
@@ -13,22 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.distributed.captured_rows import CapturedRows
-from pyg_direct.distributed.exchange_plan import ExchangePlan, serves
 from pyg_direct.distributed.graph_part import GraphPart, PlacedPart
-from pyg_direct.distributed.row_exchange import RowExchange, Unpacker, pack
+from pyg_direct.distributed.row_exchange import Unpacker, pack
 from pyg_direct.kernels.sampling.worklist import BATCH, BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
-from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.sampling.join_remote_edges import Asked, Layout, Wire, group_keys, join_edges, make_keys, pack_edges
 from pyg_direct.ops.sampling.sample_hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges, sort_pairs
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.host.tensor_views import as_bytes
-from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
-from pyg_direct.sampling.hetero_plan import GeneralPlan, list_different, list_works
-from pyg_direct.sampling.hetero_sample import GeneralSample
-from pyg_direct.sampling.sampling_options import GeneralRecipe
-from pyg_direct.sampling.seeds import Excluded, Request, Seeds, list_pairs
+from pyg_direct.sampling.hetero_plan import GeneralPlan, list_works
+from pyg_direct.sampling.seeds import Excluded, Seeds, list_pairs
 
 _SMALL = 255
 
@@ -38,17 +33,18 @@ class Words(NamedTuple):
 
     Attributes:
         dtype: int32, or int64 if ids or edges need it.
-        has_trees, has_times: Fields of a node beside its id.
+        has_trees: True if a node has a tree.
+        num_times: Times of a node; two for a window.
     """
 
     dtype: torch.dtype
     has_trees: bool
-    has_times: bool
+    num_times: int
 
     @property
     def num_bytes(self) -> int:
         """Bytes per node."""
-        return self.dtype.itemsize * (1 + self.has_trees) + 8 * self.has_times
+        return self.dtype.itemsize * (1 + self.has_trees) + 8 * self.num_times
 
     def pack(self, ids: Tensor, trees: Tensor, times: Tensor) -> Tensor:
         """Pack nodes into bytes, one after the other."""
@@ -57,19 +53,19 @@ class Words(NamedTuple):
         if not self.has_trees:
             return as_bytes(ids.to(self.dtype))
         columns = [ids.to(self.dtype).view(-1, 1), trees.to(self.dtype).view(-1, 1)]
-        if self.has_times:
+        if self.num_times:
             columns.append(as_bytes(times.contiguous()).view(self.dtype).view(ids.numel(), -1))
         return as_bytes(torch.cat(columns, 1))
 
     def unpack(self, message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Unpack (ids, trees, times), int64 `[F]`; unused trees and times are empty."""
+        """Unpack (ids, trees, times), int64 `[F]`, two times of a window side by side; unused ones are empty."""
         words = message.view(self.dtype)
         if not self.has_trees:
             ids = words.long()
             return ids, ids[:0], ids[:0]
         table = words.view(-1, self.num_bytes // self.dtype.itemsize)
         ids, trees = table[:, :2].t().long().contiguous().unbind()
-        times = table[:, 2:].contiguous().view(-1).view(torch.int64) if self.has_times else ids[:0]
+        times = table[:, 2:].contiguous().view(-1).view(torch.int64) if self.num_times else ids[:0]
         return ids, trees, times
 
 
@@ -109,13 +105,21 @@ class Picker:
         self._part, self._topo, self._device, self._num_batches = part, placed.topo, placed.device, num_batches
         self._rows: Rows = plan.rows
         self._rules: Rules = plan.rules
+        self._fanouts = plan.fanouts
         # Times come with the nodes.
         self._flags = plan.flags | np.where(plan.flags & TIMED, BY_PLACE, 0)
-        self.words = Words(placed.topo.word_dtype, plan.disjoint, placed.topo.is_temporal)
+        num_times = 0 if not placed.topo.is_temporal else 2 if plan.recipe.seed_windows else 1
+        self.words = Words(placed.topo.word_dtype, plan.disjoint, num_times)
         self._shifts = part.own_starts[placed.topo.expanded]
 
-    def wire(self, fanouts: np.ndarray) -> Wire:
+    def _find_fanouts(self, hop: int) -> np.ndarray:
+        """Find the fanouts of a hop by relation, int64 `[R]`; behind the last hop all edges are picked."""
+        found: np.ndarray = self._fanouts[hop] if hop < len(self._fanouts) else np.full(len(self._topo.edge_types), -1)
+        return found
+
+    def wire(self, hop: int) -> Wire:
         """Return the dtypes of the answers of a hop."""
+        fanouts = self._find_fanouts(hop)
         is_small = len(fanouts) > 0 and fanouts.min() >= 0 and fanouts.max() <= _SMALL
         return Wire(torch.uint8 if is_small else torch.int32, self.words.dtype)
 
@@ -138,22 +142,22 @@ class Picker:
         places, _ = self._part.find_places(expanded + firsts)
         return find_edges(self._rows, sort_pairs(self._rows, rows + places, neighbors, batches))
 
-    def pick(self, message: Tensor, counts: np.ndarray, keys: np.ndarray, fanouts: np.ndarray, hop: int,
-             excluded: Tensor | None = None) -> Found:  # fmt: skip
+    def pick(self, message: Tensor, counts: np.ndarray, keys: np.ndarray, hop: int, excluded: Tensor | None = None
+             ) -> Found:  # fmt: skip
         """Pick the requested edges.
 
         Args:
             message: `Words` of the nodes, by requester, batch and type.
             counts: Numbers of nodes of each batch of each requester, int64 `[S * G, T]`.
             keys: Keys of these batches, uint64 `[S * G]`.
-            fanouts: By relation, int64 `[R]`.
+            hop: Number of the hop; the number of hops for all edges of the nodes, as for induced subgraphs.
             excluded: Edges to exclude (`find_excluded`); None for none.
         """
         topo = self._topo
         ids, trees, times = self.words.unpack(message)
         begins = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
         # Targets are positions in the message; neighbors are in the id space of all types.
-        found, work = list_works(topo, self._flags, fanouts, counts, begins, topo.type_starts, keys)
+        found, work = list_works(topo, self._flags, self._find_fanouts(hop), counts, begins, topo.type_starts, keys)
         table = work.reshape(-1, COLUMNS)
         table[:-1, ROWS] -= self._shifts[table[:-1, RELATION]]
         ends = np.searchsorted(found, np.arange(0, len(counts) + 1, self._num_batches) * len(topo.edge_types))
@@ -184,128 +188,66 @@ class Picker:
 MOST_BATCHES = 8
 
 
-class DistPlan(GeneralPlan):
-    """Plan that samples batches of a graph in parts, equal to `GeneralPlan` on the whole graph under the same key.
+class FrontierExchange:
+    """Exchange of frontiers, by which a `GeneralPlan` picks the edges of nodes that other parts own. It is collective.
 
-    A call to `sample` is collective: processes without a batch call it with no seeds. A hop is one exchange of nodes
-    and one of edges, for all batches of a group. On a GPU each exchange waits once, and the new nodes once.
+    A hop is one exchange of nodes and one of edges, for all batches of a group. On a GPU each exchange waits once.
 
     Args:
-        recipe: Options of sampling, equal in all processes.
+        placed: The part as the plan samples from it.
+        plan: The plan with the rows, flags and rules to use.
         communicator: Communicator of the owners of the other parts; rank r owns part r.
-        timed, weighted: Sample by the times and weights of the partition.
-        rows: Rows that come with captured batches if kernels alone read them; None for none.
+
+    Attributes:
+        most_batches: Batches that an exchange has room for.
+        picker: Picker of the edges that other ranks ask for.
     """
 
-    _exchange: ExchangePlan | None = None
-    _picks_here = False
-    # The sample gives the owners of edges.
-    _keeps_sampled = True
-    # Batches that a row of requests has room for.
-    _most_batches = MOST_BATCHES
+    most_batches = MOST_BATCHES
 
-    def __init__(self, part: GraphPart, recipe: GeneralRecipe, communicator: Communicator, *, timed: bool,
-                 weighted: bool, rows: RowExchange | None = None) -> None:  # fmt: skip
-        placed: Any = part.place(timed=timed, weighted=weighted)
-        super().__init__(placed, recipe)
-        self.part, self._placed, self._communicator, self._rows_of_nodes = part, placed, communicator, rows
-        self._picker = Picker(part, placed, self, self._most_batches)
-        # True if the plan needs all edges of the nodes, as for induced subgraphs.
-        self._wants_all = False
+    def __init__(self, part: GraphPart, placed: PlacedPart, plan: GeneralPlan, communicator: Communicator) -> None:
+        self._part, self._placed, self._communicator = part, placed, communicator
+        self.picker = Picker(part, placed, plan, self.most_batches)
         # The status of the process; the key and the nodes by type of each batch.
-        communicator.widen(1 + self._most_batches * (1 + len(placed.topo.node_types)))
+        communicator.widen(1 + self.most_batches * (1 + len(placed.topo.node_types)))
 
-    def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
-                        excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
-        """Sample as many requests together as a row of requests has room for; one at a time if edges are excluded."""
-        size = self._most_batches if excluded is None else 1
-        groups = [slice(first, first + size) for first in range(0, len(keys), size)]
-        return [sample for own in groups for sample in super(DistPlan, self).sample_together(
-            requests[own], keys[own], None if excluded is None else excluded[own])]  # fmt: skip
+    def find_excluded(self, excluded: Sequence[Excluded]) -> Any:
+        """Find the edges that batches leave out, for `pick`: those of this part by the others, and by this rank last.
 
-    def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
-                    ) -> list[GeneralSample]:  # fmt: skip
-        exchange = self._find_exchange()
-        if exchange is None:
-            return super()._sample_all(requests, keys, excluded)
-        found: list[GeneralSample] = []
-        for number, (request, key) in enumerate(zip(requests, keys, strict=True)):
-            without = None
-            if excluded is not None:
-                # Before the hops, which are captured.
-                messages = self._communicator.exchange(self._list_excluded([excluded[number]]), "excluded")
-                without = self._picker.find_excluded(messages, num_batches=1)
-            found += map(self._turn_both_ways, exchange.sample([request], [key], without))
-        return found
+        Args:
+            excluded: Pairs of each batch, whose owners are told.
+        """
+        others = self._communicator.exchange(self.list_excluded(excluded), "excluded")
+        own = others.pop(self._communicator.rank)
+        return self.picker.find_excluded([*others, own])
 
-    def submit_together(self, requests: Sequence[Request], keys: Sequence[int],
-                        excluded: Sequence[Excluded] | None = None, *, repeats: bool = False
-                        ) -> PendingOutput | Pending | Finished:  # fmt: skip
-        """Start to sample several batches one after the other, if exchanges are captured; otherwise finish them."""
-        exchange = None if excluded is not None else self._find_exchange()
-        if exchange is None:
-            return super().submit_together(requests, keys, excluded, repeats=repeats)
-        if repeats and not self.disjoint:
-            requests = [(list_different(seeds), times) for seeds, times in requests]
-        for key in keys:
-            check_key("key", key)
-        return self._join([exchange.submit([request], [key]) for request, key in zip(requests, keys, strict=True)])
+    def find_excluded_by_rank(self, excluded: Excluded) -> Tensor:
+        """Find the edges of this part that the batch of each rank leaves out, for an `ExchangePlan`."""
+        messages = self._communicator.exchange(self.list_excluded([excluded]), "excluded")
+        return self.picker.find_excluded(messages, num_batches=1)
 
-    def find_plain(self) -> ExchangePlan | None:
-        """Find the captured plan if its batches can be `PlainSample`s; None otherwise."""
-        exchange = self._find_exchange()
-        is_plain = exchange is not None and exchange.is_plain and self.recipe.subgraph_type == "directional"
-        return exchange if is_plain else None
-
-    def _find_exchange(self) -> ExchangePlan | None:
-        """Find the captured plan of this process's part; None if the host drives the hops."""
-        segments = self._communicator.open_segments() if serves(self, self.part.num_parts) else None
-        if segments is not None and self._exchange is None:
-            self._exchange = ExchangePlan(self.part, self, segments, self._open_node_rows(),
-                                          self._communicator.sent)  # fmt: skip
-        return self._exchange if segments is not None else None
-
-    def _open_node_rows(self) -> CapturedRows | None:
-        """Return the rows that come with captured batches; all ranks agree on them."""
-        rows = self._rows_of_nodes
-        features = None if rows is None else rows.find_captured()
-        if rows is None or not all(self._communicator.agree(int(features is not None))):
-            return None
-        assert features is not None
-        return CapturedRows(self.part, features, rows.note_remote)
-
-    def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
-        return self._tell_excluded(self._list_excluded(excluded))
-
-    def _list_excluded(self, excluded: Sequence[Excluded]) -> list[Tensor]:
-        """List the excluded pairs of a batch in bytes, by owner of their edges."""
-        topo = self._placed.topo
-        relations, expanded, neighbors, _ = list_pairs(self.topology, excluded)
+    def list_excluded(self, excluded: Sequence[Excluded]) -> list[Tensor]:
+        """List excluded pairs in bytes, by owner of their edges."""
+        topo: Any = self._placed.topo
+        relations, expanded, neighbors, _ = list_pairs(self._placed, excluded)  # type: ignore[arg-type]
         owners = torch.empty_like(relations)
         for number, kind in enumerate(topo.expanded.tolist()):
             own = relations == number
-            owners[own] = self.part.owners(topo.node_types[kind], expanded[own])
+            owners[own] = self._part.owners(topo.node_types[kind], expanded[own])
         pairs = torch.stack([relations, expanded, neighbors])
-        return [pack([pairs[:, owners == rank]]) for rank in range(self.part.num_parts)]
+        return [pack([pairs[:, owners == rank]]) for rank in range(self._part.num_parts)]
 
-    def _tell_excluded(self, messages: list[Tensor]) -> Any:
-        """Send the excluded pairs of a batch to the owners of their edges, for `_ask`.
+    def pick(self, work: np.ndarray, front: Any, start: Seeds, keys: np.ndarray, hop: int) -> Picked:
+        """Pick the edges of a frontier.
 
-        Returns the edges of this part that the other ranks, and this rank last, exclude.
+        Args:
+            work: Its work list on the host.
+            front: Its nodes, see `GeneralPlan`.
+            start: Seeds of the batches, with the result of `find_excluded` if they leave out edges.
+            keys: Keys of the batches, uint64 `[G]`.
+            hop: See `Picker.pick`.
         """
-        others = self._communicator.exchange(messages, "excluded")
-        own = others.pop(self._communicator.rank)
-        return self._picker.find_excluded([*others, own])
-
-    def _induce(self, *args: Any) -> GeneralSample:
-        self._wants_all = True
-        try:
-            return super()._induce(*args)
-        finally:
-            self._wants_all = False
-
-    def _pick(self, listed: Any, front: Any, start: Seeds, keys: np.ndarray, hop: int) -> Picked:
-        topo, work = self._placed.topo, listed.work
+        topo = self._placed.topo
         order, bounds = self._group(front)
         ids = self._in_all_types(front)[order] if order.numel() else front.rows
         trees = front.trees[order] if front.trees.numel() else front.trees
@@ -313,10 +255,10 @@ class DistPlan(GeneralPlan):
         if trees.numel() and start.times.numel():
             # Trees are numbered anew in each batch.
             times = start.times[trees] if len(keys) == 1 else front.times[order]
-        message = self._picker.words.pack(ids, trees, times)
+        message = self.picker.words.pack(ids, trees, times)
         entries = work.reshape(-1, COLUMNS)[:-1]
         types = topo.expanded[entries[:, RELATION]] + entries[:, BATCH] * len(topo.node_types)
-        asked = Asked(work, types, np.zeros((self.part.num_parts, 0), np.int64), order, front.trees, start.tree_shift)
+        asked = Asked(work, types, np.zeros((self._part.num_parts, 0), np.int64), order, front.trees, start.tree_shift)
         return self._ask(asked, message, bounds, keys, hop, start.excluded)
 
     def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, keys: np.ndarray, hop: int, excluded: Any) -> Picked:
@@ -327,20 +269,20 @@ class DistPlan(GeneralPlan):
             message: Nodes in bytes, by owner.
             bounds: First node of each type of each batch of each owner, and the end, int64 `[P * G * T + 1]`.
             keys: Keys of the batches, uint64 `[G]`.
-            excluded: Result of `_tell_excluded`; None if no edge is excluded.
+            excluded: Result of `find_excluded`; None if no edge is excluded.
         """
-        comm, picker, fanouts = self._communicator, self._picker, self._fanouts_of(hop)
-        wire, node_bytes = picker.wire(fanouts), picker.words.num_bytes
+        comm, picker = self._communicator, self.picker
+        wire, node_bytes = picker.wire(hop), picker.words.num_bytes
         num_types = len(self._placed.topo.node_types)
         rows = self._begin_rows(keys)
         by_batch = rows[: comm.size, 1 : 1 + len(keys) * (1 + num_types)].unflatten(1, (len(keys), -1))
         by_batch[:, :, 1:] = bounds.diff().view(comm.size, len(keys), num_types)
-        num_words = 1 + self._most_batches * (1 + num_types)
+        num_words = 1 + self.most_batches * (1 + num_types)
         sent, found = (table[:, 1:num_words].reshape(-1, 1 + num_types) for table in comm.meet(rows))
         counts, others = (table[:, 1:].reshape(comm.size, -1) for table in (sent, found))
         sizes, sizes_back = ((n.sum(1) * node_bytes).tolist() for n in (counts, others))
         received = comm.swap(message, sizes, sizes_back, "nodes")
-        picks = picker.pick(received, found[:, 1:], found[:, 0].astype(np.uint64), fanouts, hop, excluded)
+        picks = picker.pick(received, found[:, 1:], found[:, 0].astype(np.uint64), hop, excluded)
         rows = comm.make_rows(message.device)
         rows[: comm.size, 1] = picks.count_edges()
         rows[: comm.size, 0] = picks.status
@@ -358,17 +300,12 @@ class DistPlan(GeneralPlan):
         rows[:size, 1 : 1 + len(keys) * step : step] = keys.astype(np.int64)
         return upload(rows, self._placed.device)
 
-    def _fanouts_of(self, hop: int) -> np.ndarray:
-        fanouts: np.ndarray = self.fanouts[hop] if not self._wants_all else np.full(
-            len(self._placed.topo.edge_types), -1)  # fmt: skip
-        return fanouts
-
     def _group(self, front: Any) -> tuple[Tensor, Tensor]:
         """Group the frontier: (its positions by owner, batch and type; first position of each group, and the end)."""
-        topo, num_parts, num_kinds = self._placed.topo, self.part.num_parts, len(front.counts)
+        topo, num_parts, num_kinds = self._placed.topo, self._part.num_parts, len(front.counts)
         keys, at = make_keys(front.rows.numel(), num_parts * num_kinds, front.rows.device), 0
         for number, (kind, count) in enumerate(zip(cycle(topo.node_types), front.counts.tolist(), strict=False)):
-            self.part.books[kind].find_buckets(front.rows[at : at + count], self.part.part, num_kinds, number,
+            self._part.books[kind].find_buckets(front.rows[at : at + count], self._part.part, num_kinds, number,
                                                keys[at : at + count])  # fmt: skip
             at += count
         return group_keys(keys, num_parts * num_kinds)

@@ -24,7 +24,6 @@ from pyg_direct.distributed.shared_arrays import tell
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.hetero_topo import tell_apart
-from pyg_direct.kernels.sampling.frontier_segments import MOST_BUCKETS
 from pyg_direct.ops.rows.gather_rows import gather_rows, scatter_rows
 from pyg_direct.ops.sampling.join_remote_edges import group_keys, make_keys
 from pyg_direct.runtime.comm.communicator import Communicator
@@ -346,7 +345,7 @@ class RowExchange:
     def _open_segments(self) -> SegmentRows | None:
         """Return the exchange in segments; None without NCCL, or if some rows are found on other ways."""
         comm = self._communicator
-        if self._segments is None and comm is not None and self._part.num_parts <= MOST_BUCKETS:
+        if self._segments is None and comm is not None:
             transport = comm.open_segments()
             if transport is not None:
                 self._segments = SegmentRows(self._part.part, self._part.num_parts, self._part.device, transport)

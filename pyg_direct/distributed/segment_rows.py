@@ -100,16 +100,16 @@ class SegmentRows:
         # Made there: a copy from the host would hold up the exchange.
         begins = torch.arange(2, device=self._device) * one.ids.numel()
         grid = grid_for(one.ids.numel(), slots)
-        run_gpu(frontier_segments.count_owners_gpu, grid, begins, 0, 1, one.nodes, self._zeros, parts,
+        run_gpu(frontier_segments.count_owners_gpu, grid, begins, 0, 1, 1, one.nodes, self._zeros, parts,
                 *one.book.find_arrays(self._device), counts, slots)  # fmt: skip
-        run_gpu(frontier_segments.fill_segments_gpu, grid, begins, 0, 1, one.ids, none, none, self._zeros, self._zeros,
-                parts, room, length, none, 0, none, counts, slots, to_send, needs, number)  # fmt: skip
+        run_gpu(frontier_segments.fill_segments_gpu, grid, begins, 0, 1, 1, one.ids, none, 0, none, self._zeros,
+                self._zeros, parts, room, length, none, 0, none, counts, slots, to_send, needs, number)  # fmt: skip
         self._exchange(to_send, received)
         directory, num_ids = one.table.find_directory()
         # Places without an id read the first row.
         places = torch.zeros(parts * room, dtype=torch.int64, device=self._device)
         run_gpu(frontier_segments.locate_asked_gpu, grid_for(places.numel(), places), received, 1, parts, room, length,
-                1, num_ids, *directory, needs, places)  # fmt: skip
+                1, num_ids, *directory, needs, places, 0, none)  # fmt: skip
         rows = {}
         for name, feature in one.features.items():
             # No rank asks a part without rows, whose rows are not read.

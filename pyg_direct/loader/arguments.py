@@ -279,5 +279,7 @@ class DistSubGraphOptions(TorchOptions, total=False):
     uneven: str
     time_comparison: str
     time_window: int | None
+    input_start_time: Tensor | None
+    input_end_time: Tensor | None
     ahead: int
     input_id: Tensor | None

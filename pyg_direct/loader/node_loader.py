@@ -137,6 +137,11 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
         if not self._samples_together():
             return super()._submit_together(seeds, keys)
+        pending: PendingOutput | Finished = self._sampler.submit_together(self._list_inputs(seeds), keys)
+        return pending
+
+    def _list_inputs(self, seeds: Sequence[Seeds]) -> list[NodeSamplerInput]:
+        """List the sampler's inputs for several batches."""
         given = self.input_data
         inputs = []
         for own in seeds:
@@ -149,8 +154,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
             if given.input_id is not None:
                 input_id = given.input_id.index_select(0, input_id)
             inputs.append(NodeSamplerInput(input_id, nodes, time, given.input_type))
-        pending: PendingOutput | Finished = self._sampler.submit_together(inputs, keys)
-        return pending
+        return inputs
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
         kind, (input_id, time) = self.input_data.input_type, out.metadata[:2]

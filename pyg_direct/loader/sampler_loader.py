@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.features.spilled_rows import SpilledRows
 from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
-from pyg_direct.loader.batch_sampler import Seeds, can_share, iterate_batches
+from pyg_direct.loader.batch_sampler import Seeds, Share, can_share, iterate_batches
 from pyg_direct.loader.collate.attributes import without_edge_attributes
 from pyg_direct.loader.collate.data import Attributes, StoreAttributes
 from pyg_direct.loader.collate.hetero_data import HeteroAttributes, note_typed
@@ -299,17 +301,24 @@ class GeneralLoader(EpochLoader):
         """List the rows that each window of the coming epochs will read from the file of a feature, without reading.
 
         Returns:
-            Positions in the file, int32 or int64 `[n]`, ascending, for each window in turn; empty if the feature has no
-            rows in a file that this loader plans.
+            Positions in the file, int32 or int64 `[n]`, ascending, for each window in turn, of each process of `ranks`;
+            empty if the feature has no rows in a file that this loader plans.
         """
-        from pyg_direct.features.tiers.read_order import ReadRecorder
-
         with ordinary_tensors():
             self._prepare()
-        stored, lists, share = self._find_filed(), self._find_lists(), self._share()
-        tier = next((rows.tier for rows in stored if rows is feature.stored), None)
-        if tier is None:
+        stored, share = self._find_filed(), self._share()
+        if not any(rows is feature.stored for rows in stored):
             return []
+        number = next(number for number, rows in enumerate(stored) if rows is feature.stored)
+        reads = [self._record_reads(stored, number, replace(share, rank=rank), num_epochs)
+                 for rank in range(share.count)]  # fmt: skip
+        return [rows for turn in zip_longest(*reads) for rows in turn if rows is not None]
+
+    def _record_reads(self, stored: Sequence[SpilledRows], number: int, share: Share, num_epochs: int
+                      ) -> list[np.ndarray]:  # fmt: skip
+        """List the rows of a table that each window of a process will read."""
+        from pyg_direct.features.tiers.read_order import ReadRecorder
+
         windows = [ReadRecorder(rows.tier, memory)  # type: ignore[arg-type]
                    for rows, memory in zip(stored, self._divide_memory(stored), strict=True)]  # fmt: skip
         for epoch in range(num_epochs):
@@ -318,14 +327,14 @@ class GeneralLoader(EpochLoader):
             batches = iterate_batches(self, key, first, self._input(), share, None)  # type: ignore[arg-type]
             for window in windows:
                 window.lock.acquire()
-            foresight = self._foresee(key, batches, windows, lists)
+            foresight = self._foresee(key, batches, windows, self._find_lists())
             try:
-                for number, _ in foresight:
-                    foresight.wait_for_sample(number)
-                    foresight.release(number)
+                for batch, _ in foresight:
+                    foresight.wait_for_sample(batch)
+                    foresight.release(batch)
             finally:
                 foresight.close()
-        return next(window.reads for window in windows if window.source is tier)
+        return windows[number].reads
 
     def _list_disk_reads(self) -> list[DiskReads]:
         lists = getattr(self._sampled_topology, "lists", None)

@@ -453,7 +453,7 @@ class NeighborSampler(OwnSampler):
         if is_known and all(CapturedLinks.fits(index, source) for index in inputs):
             # Pairs are compared with each other there; more of them are faster sorted before.
             is_few = len(ways or ()) * sum([index.row.numel() for index in inputs]) <= MOST_EXCLUDED
-            own_ways = ways if ways and is_few else ()
+            own_ways = ways if ways and is_few and plan.has_all_rows else ()
             own_links = [CapturedLinks(index, self._opened.parts, negatives, source, avoided, own_ways)
                          for index in inputs]  # fmt: skip
             without = None if own_ways or not ways else [own.list_excluded(ways) for own in own_links]

@@ -509,8 +509,7 @@ class HeteroGpuPlan(CapturedPlan):
                 stream=stream)  # fmt: skip
         run_gpu(captured_hops.place_items_gpu, item_grid, slot.state, stage, slot.capacity.edges, work, slot.counts,
                 scratch.block_sums, slot.offsets, stream=stream)  # fmt: skip
-        is_hop = work is slot.work
-        if self.is_weighted and is_hop:
+        if self.is_weighted and hop < self.num_hops:
             run_gpu(weighted_gpu.pick_weighted_gpu, full, hop, replace, work, rows.edge_weight, rows.weight_before,
                     slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.draws,
                     stream=stream)  # fmt: skip
@@ -518,12 +517,15 @@ class HeteroGpuPlan(CapturedPlan):
                 run_gpu(weighted_gpu.pick_long_rows_gpu, full, hop, work, rows.edge_weight, slot.excluded, slot.nodes,
                         slot.trees, slot.starts, slot.sizes, slot.offsets, slot.scores, slot.draws,
                         stream=stream)  # fmt: skip
-        marked = scratch.fresh, scratch.touched, layout.bucket_shift, slot.bucket_counts, slot.ranks
-        if not is_hop:
-            marked = scratch.fresh[:0], scratch.touched[:0], 0, slot.bucket_counts[:0], slot.ranks[:0]
         run_gpu(hetero.pick_items_gpu, full, hop, replace, layout.tree_shift, work, rows.indices, rows.edge_ids,
                 slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.draws, slot.repeats,
-                slot.sources, slot.ids, slot.targets, *marked, stream=stream)  # fmt: skip
+                slot.sources, slot.ids, slot.targets, *self._list_marks(slot, hop), stream=stream)  # fmt: skip
+
+    def _list_marks(self, slot: Slot, hop: int) -> tuple[Any, ...]:
+        """List the places where a pick marks the sources of `hop`; empty behind the last hop."""
+        scratch, size = self._scratch, None if hop < self.num_hops else 0
+        return (scratch.fresh[:size], scratch.touched[:size], slot.layout.bucket_shift, slot.bucket_counts[:size],
+                slot.ranks[:size])  # fmt: skip
 
     def _number(self, slot: Slot, hop: int, stream: int) -> None:
         """Turn the new sources of a hop into the nodes of the next hop."""

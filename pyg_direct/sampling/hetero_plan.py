@@ -159,8 +159,8 @@ class GeneralPlan:
         ArgumentError: fanouts that do not fit the relations.
     """
 
-    # Whether all rows are here, so that kernels alone find the way from hop to hop.
-    _picks_here = True
+    # Whether all rows are here.
+    has_all_rows = True
     # Whether samples in both directions hold the edges they were made from.
     _keeps_sampled = False
 
@@ -178,13 +178,15 @@ class GeneralPlan:
         if not weighted.any():
             self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
         self._edges_per_seed = _expect_edges(topo, self.fanouts)
-        is_on_gpu = SIMULATED or topology.device.type == "cuda"
-        # Also a plan of links.
-        self.is_captured = is_on_gpu and self._picks_here
         # By the number of batches that they sample together, whether seeds may repeat, and `ways` of links if any.
         self._captured: dict[tuple[Any, ...], HeteroGpuPlan] = {}
         # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
         self._most_seeds = self._most_edges = 0
+
+    @property
+    def is_captured(self) -> bool:
+        """True if batches are sampled by captured plans, which also take links as seeds."""
+        return SIMULATED or self.topology.device.type == "cuda"
 
     @one_line
     def __repr__(self) -> Iterator[str]:
@@ -441,7 +443,7 @@ class GeneralPlan:
         all_neighbors = np.full(len(topo.edge_types), -1)
         relations, work = list_work(topo, self.flags, all_neighbors, counts, np.zeros_like(counts), start.bases, 0)
         front = _Hop(rows, trees, counts, start.times)
-        picked = self._pick(_Work(relations, work, None), front, start, np.zeros_like(keys), 0)
+        picked = self._pick(_Work(relations, work, None), front, start, np.zeros_like(keys), len(self.fanouts))
         sources = numbering.find(picked.sources)
         is_inside = sources >= 0
         kept = np.array(torch.cat([picked.ends[:1], is_inside.cumsum(0)])[picked.ends].diff().tolist(), dtype=np.int64)

@@ -6,6 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from pyg_direct.distributed.dist_graph import DistGraph
+from pyg_direct.distributed.edge_queries import PairExchange
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.row_exchange import RowExchange
+
 
 class BrokenTurnError(RuntimeError):
     """Another rank failed."""
@@ -83,6 +88,10 @@ class LockstepCommunicator:
 
     def __init__(self, transport):
         self._transport, self.sent = transport, Counter()
+        self.rank, self.size = transport.rank, transport.size
+
+    def run(self, fn, *args):
+        return fn(*args)
 
     def open_segments(self):
         return self._transport
@@ -106,6 +115,17 @@ class LockstepCommunicator:
         found = torch.empty_like(numbers)
         self._transport.exchange(numbers, found, 0)
         return found.tolist()
+
+
+class LockstepGraph(DistGraph):
+    """A graph in parts whose ranks run in turn; for samplers."""
+
+    def __init__(self, folder, transport, device):
+        # Not the base class's constructor, which forms a group of processes.
+        self.device, self.communicator = device, LockstepCommunicator(transport)
+        self.part = GraphPart(folder, transport.rank, device=device)
+        self.pairs = PairExchange(self.part, self.communicator)
+        self.rows = RowExchange(self.part, self.communicator)
 
 
 def run_lockstep(fn, size):

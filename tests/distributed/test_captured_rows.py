@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 from pyg_direct.distributed import captured_rows
 from pyg_direct.distributed.captured_rows import CapturedRows
 from pyg_direct.distributed.exchange_plan import ExchangePlan
-from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.part_plan import PartPlan
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.distributed.row_exchange import RowExchange
 from pyg_direct.features.feature import Feature
@@ -56,12 +56,12 @@ def sample_with_rows(folder, requests, recipe, num_parts, device, timed=False, b
         features = {kind: {name: Feature(device=device).from_cpu_tensor(rows) for name, rows in table.rows.items()}
                     for kind, table in part.tables.items()}  # fmt: skip
         rows = RowExchange(part, comm, features)
-        plan, found = DistPlan(part, recipe, comm, timed=timed, weighted=False, rows=rows), []
+        plan, found = PartPlan(part, recipe, comm, timed=timed, weighted=False, rows=rows), []
         for number in range(transport.rank, -(-len(requests) // num_parts) * num_parts, num_parts):
             seeds, times = requests[number] if number < len(requests) else ({}, {})
             found.append(plan.sample(as_tensors(seeds, device), KEY + number,
                                      seed_time=as_tensors(times, device) if timed else None))  # fmt: skip
-        return found, rows.num_remote, plan._exchange, transport.num_exchanges
+        return found, rows.num_remote, plan._find_captured(), transport.num_exchanges
 
     return run_lockstep(run, num_parts)
 
@@ -146,18 +146,18 @@ def test_rows_take_one_exchange_of_ids_and_needs_and_one_for_each_attribute(tmp_
 
     def run(transport):
         part, comm = GraphPart(tmp_path / "p", transport.rank, device=device), LockstepCommunicator(transport)
-        plan = DistPlan(part, GeneralRecipe(FANOUTS), comm, timed=False, weighted=False, rows=RowExchange(part, comm))
+        plan = PartPlan(part, GeneralRecipe(FANOUTS), comm, timed=False, weighted=False, rows=RowExchange(part, comm))
         seeds = as_tensors(make_requests(2)[transport.rank][0], device)
         plan.sample(seeds, KEY)
-        before, slots = transport.num_exchanges, list(plan._exchange._slots)
+        before, slots = transport.num_exchanges, list(plan._find_captured()._slots)
         plan.sample(seeds, KEY)
-        count, is_kept = transport.num_exchanges - before, plan._exchange._slots == slots
+        count, is_kept = transport.num_exchanges - before, plan._find_captured()._slots == slots
         # A table that lies elsewhere is not read by the graphs of before.
-        feature = plan._exchange.node_rows.attributes[0].feature
+        feature = plan._find_captured().node_rows.attributes[0].feature
         feature.stored.own_rows()
         sample = plan.sample(seeds, KEY)
         check([sample], graph, rows)
-        return count, is_kept, plan._exchange._slots != slots
+        return count, is_kept, plan._find_captured()._slots != slots
 
     num_attributes = sum(len(own) for own in rows.values())
     assert run_lockstep(run, 2) == [(2 * len(FANOUTS) + 1 + num_attributes, True, True)] * 2
@@ -174,7 +174,7 @@ def test_rows_that_kernels_alone_do_not_read_come_after_the_batch(tmp_path, devi
         if transport.rank == 1:
             # Of this rank alone.
             rows._has_copies = True
-        plan = DistPlan(part, GeneralRecipe(FANOUTS), comm, timed=False, weighted=False, rows=rows)
+        plan = PartPlan(part, GeneralRecipe(FANOUTS), comm, timed=False, weighted=False, rows=rows)
         return plan.sample(as_tensors(make_requests(2)[transport.rank][0], device), KEY).rows
 
     assert run_lockstep(run, 2) == [None, None]

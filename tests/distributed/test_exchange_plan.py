@@ -1,7 +1,7 @@
 """Captured plans that exchange give the batches of the reference on every rank, whatever room their segments have."""
 
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -10,14 +10,15 @@ from hypothesis import given, settings, strategies as st
 
 from pyg_direct.distributed import exchange_plan
 from pyg_direct.distributed.exchange_plan import ExchangePlan
-from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.part_plan import PartPlan
 from pyg_direct.errors import IdError, PartitionError
+from pyg_direct.kernels.sampling.frontier_segments import SHARED_BUCKETS
 from pyg_direct.runtime.comm.nccl_segments import NcclSegments
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 from tests.distributed.lockstep import LockstepCommunicator, run_lockstep
-from tests.distributed.test_frontier_exchange import OPTIONS, as_lists, drop_memory, sample_alone, write
+from tests.distributed.test_part_plan import OPTIONS, as_lists, drop_memory, sample_alone, write
 from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
 from tests.plans import KEY, ON_GPU_PLANS
 from tests.reference.general import Options, sample
@@ -32,12 +33,23 @@ KINDS = {
     "weighted": ("", True, Options()),
     "last": ("node", False, Options(temporal_strategy="last")),
     "window": ("edge", True, Options(replace=True, time_comparison="<", time_window=6)),
+    "windows": ("node", True, Options(seed_windows=True)),
+    "induced windows": ("edge", False, Options(seed_windows=True, subgraph_type="induced", replace=True)),
+    "induced": ("", False, Options(subgraph_type="induced")),
+    "induced_trees": ("", True, Options(subgraph_type="induced", disjoint=True)),
+    "induced_last": ("node", False, Options(subgraph_type="induced", temporal_strategy="last", time_window=9)),
 }
 
 
 def make_requests(count):
     return [({"paper": [number, 3, 39, 3], "author": [24, number]},
              {"paper": [3 * number, 9, 12, 30], "author": [20, 2 * number]}) for number in range(count)]  # fmt: skip
+
+
+def make_windows(requests):
+    """The requests with a window for each seed that ends at its time."""
+    return [(seeds, {kind: [[time - 6, time] for time in own] for kind, own in times.items()})
+            for seeds, times in requests]  # fmt: skip
 
 
 def sample_in_parts(folder, graph, requests, options, num_parts, device, fanouts=FANOUTS):
@@ -73,6 +85,8 @@ def test_every_rank_has_the_batch_of_the_reference(tmp_path, device, name, num_p
     graph = make_parts(times=times, weighted=weighted)
     write(tmp_path / "p", graph, num_parts, method)
     requests = make_requests(num_parts + 1)
+    if options.seed_windows:
+        requests = make_windows(requests)
 
     got, _ = sample_in_parts(tmp_path / "p", graph, requests, options, num_parts, device)
 
@@ -82,12 +96,13 @@ def test_every_rank_has_the_batch_of_the_reference(tmp_path, device, name, num_p
 
 @ON_GPU_PLANS
 @settings(deadline=None)
-@given(st.data(), st.booleans(), st.booleans(), st.booleans(), st.integers(1, 4))
-def test_batches_of_odd_graphs(tmp_path_factory, device, data, replace, disjoint, weighted, num_parts):
-    graph = data.draw(odd_parts(weighted=weighted).filter(lambda graph: graph.edges))
+@given(st.data(), st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.integers(1, 4))
+def test_batches_of_odd_graphs(tmp_path_factory, device, data, repeats, disjoint, induced, weighted, num_parts):
+    graph = data.draw(odd_parts(weighted=weighted))
     seeds, times, fanouts = data.draw(odd_requests(graph))
     strategy = data.draw(st.sampled_from(["uniform", "last"])) if graph.node_time or graph.edge_time else "uniform"
-    options = Options(replace=replace, disjoint=disjoint, temporal_strategy=strategy)
+    options = Options(replace=repeats, disjoint=disjoint, temporal_strategy=strategy,
+                      subgraph_type="induced" if induced else "directional")  # fmt: skip
     folder = tmp_path_factory.mktemp("p") / "p"
     write(folder, graph, num_parts, data.draw(st.sampled_from(["hash", "range"])))
 
@@ -136,7 +151,35 @@ def test_a_batch_that_fits_has_two_exchanges_a_hop_and_one_at_its_end(tmp_path, 
 
 
 @ON_GPU_PLANS
-@pytest.mark.parametrize("name", ["uniform", "bidirectional", "last"])
+def test_a_graph_without_relations_has_one_exchange_a_batch(tmp_path, device):
+    graph = replace(make_parts(), edges={})
+    write(tmp_path / "p", graph, 2)
+    requests = make_requests(2)
+
+    got, results = sample_in_parts(tmp_path / "p", graph, requests, Options(), 2, device)
+
+    alone = sample_alone(graph, [(as_tensors(seeds, CPU), None) for seeds, _ in requests], GeneralRecipe(FANOUTS))
+    assert drop_memory(list(map(as_lists, got))) == drop_memory(alone)
+    assert [num_exchanges for *_, num_exchanges in results] == [1, 1]
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize("subgraph_type", ["directional", "induced"])
+def test_owners_are_counted_of_more_types_than_a_block_has_memory_for(tmp_path, device, subgraph_type):
+    num_types = SHARED_BUCKETS // 2 + 1
+    graph = make_parts()
+    graph = replace(graph, num_nodes=graph.num_nodes | {f"more {number}": 1 for number in range(num_types - 2)})
+    write(tmp_path / "p", graph, 2)
+    requests, options = make_requests(2), Options(subgraph_type=subgraph_type)
+
+    got, _ = sample_in_parts(tmp_path / "p", graph, requests, options, 2, device)
+
+    for number, request in enumerate(requests):
+        assert_equal(got[number], expect(graph, request, number, options))
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize("name", ["uniform", "bidirectional", "induced", "last"])
 @pytest.mark.filterwarnings("ignore:.*has no reverse relation")
 def test_a_plan_of_a_part_exchanges_in_segments_if_its_communicator_can(tmp_path, device, name):
     options, timed = OPTIONS[name], name == "last"
@@ -146,7 +189,7 @@ def test_a_plan_of_a_part_exchanges_in_segments_if_its_communicator_can(tmp_path
 
     def run(transport):
         part = GraphPart(tmp_path / "p", transport.rank, device=device)
-        plan = DistPlan(part, recipe, LockstepCommunicator(transport), timed=timed, weighted=False)
+        plan = PartPlan(part, recipe, LockstepCommunicator(transport), timed=timed, weighted=False)
         seeds, times = requests[transport.rank]
         return as_lists(plan.sample(as_tensors(seeds, device), KEY + transport.rank,
                                     seed_time=as_tensors(times, device) if timed else None))  # fmt: skip
@@ -157,7 +200,7 @@ def test_a_plan_of_a_part_exchanges_in_segments_if_its_communicator_can(tmp_path
 
 @ON_GPU_PLANS
 @pytest.mark.parametrize(("weighted", "name"), [
-    (False, "uniform"), (False, "disjoint"), (True, "uniform"), (True, "replace"), (True, "last"),
+    (False, "uniform"), (False, "disjoint"), (False, "induced"), (True, "uniform"), (True, "replace"), (True, "last"),
 ])  # fmt: skip
 def test_edges_that_ranks_leave_out_are_found_by_their_owners(tmp_path, device, weighted, name):
     options, timed = OPTIONS[name], name == "last"
@@ -170,13 +213,13 @@ def test_edges_that_ranks_leave_out_are_found_by_their_owners(tmp_path, device, 
 
     def run(transport):
         part = GraphPart(tmp_path / "p", transport.rank, device=device)
-        plan, found = DistPlan(part, recipe, LockstepCommunicator(transport), timed=timed, weighted=weighted), []
+        plan, found = PartPlan(part, recipe, LockstepCommunicator(transport), timed=timed, weighted=weighted), []
         for number in range(transport.rank, 6, 2):
             seeds, times = requests[number]
             own = {kind: pairs.to(device) for kind, pairs in excluded[number].items()}
             found.append(as_lists(plan.sample(as_tensors(seeds, device), KEY + number, excluded=own,
                                               seed_time=as_tensors(times, device) if timed else None)))  # fmt: skip
-        assert plan._exchange is not None
+        assert plan._captured_plans
         return found
 
     first, second = run_lockstep(run, 2)
@@ -186,8 +229,7 @@ def test_edges_that_ranks_leave_out_are_found_by_their_owners(tmp_path, device, 
         expected = as_lists(alone.sample(as_tensors(seeds, CPU), KEY + number, excluded=own,
                                          seed_time=as_tensors(times, CPU) if timed else None))  # fmt: skip
         got = (first, second)[number % 2][number // 2]
-        drop_memory([got, expected])
-        assert got == expected
+        assert drop_memory([got]) == drop_memory([expected])
 
 
 @ON_GPU_PLANS

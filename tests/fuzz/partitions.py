@@ -18,8 +18,8 @@ import pytest
 import torch
 from pyarrow import parquet, table
 
-from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.part_plan import PartPlan
 from pyg_direct.distributed.partitioning.files import Journal
 from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
@@ -29,7 +29,14 @@ from tests.distributed.partitions import collect_rows, list_rows
 from tests.distributed.threads import run_threads
 from tests.fuzz.compare import assert_equal
 from tests.fuzz.graphs import make_rows, make_types, to_edge_index
-from tests.fuzz.neighbors import OWN_WINDOWS, draw_fanouts, expect_sample, sampling_arguments, sampling_options
+from tests.fuzz.neighbors import (
+    OWN_WINDOWS,
+    draw_fanouts,
+    draw_times,
+    expect_sample,
+    sampling_arguments,
+    sampling_options,
+)
 from tests.fuzz.space import Row, Space
 from tests.reference.general import Parts
 
@@ -38,8 +45,6 @@ def space(device: str) -> Space:
     """The options of this subject."""
     left_out = ("graph", "reverses", "sorted")
     sampling = {name: values for name, values in sampling_options().items() if name not in left_out}
-    # Of a graph in parts the seeds have no windows of their own.
-    sampling["window"] = tuple(value for value in sampling["window"] if value != OWN_WINDOWS)
     options = {**sampling, "method": ("hash", "range", "streaming", "given"), "parts": ("1", "2", "3"),
                "direction": ("in", "out"), "ids": ("int64", "int32"), "threads": ("one", "all"),
                "damage": ("none", "byte", "cut", "lost"), "source": ("tensor", "npy", "columns", "parquet"),
@@ -182,7 +187,8 @@ def sample_parts(path: Path, row: Row, random: Random, graph: Parts, device: str
     names = ("replace", "disjoint", "subgraph_type", "temporal_strategy", "time_comparison", "time_window")
     manifest = Manifest.read(path)
     order = {entry.name: fanouts[entry.name] for entry in manifest.edges}
-    recipe = GeneralRecipe(order, **{name: arguments[name] for name in names})
+    recipe = GeneralRecipe(order, **{name: arguments[name] for name in names},
+                           seed_windows=row["window"] == OWN_WINDOWS)  # fmt: skip
     count, steps = int(row["parts"]), 4
     parts = [GraphPart(path, part, device=torch.device(device)) for part in range(count)]
     for part in parts:
@@ -191,7 +197,7 @@ def sample_parts(path: Path, row: Row, random: Random, graph: Parts, device: str
     for _ in range(count * steps):
         kinds = random.sample(sorted(graph.num_nodes), random.randint(1, 2))
         seeds = {kind: [random.randrange(graph.num_nodes[kind]) for _ in range(random.randint(0, 3))] for kind in kinds}
-        times = {kind: [random.randrange(-1, 9) for _ in ids] for kind, ids in seeds.items()} if timed else None
+        times = {kind: draw_times(row, random, len(ids)) for kind, ids in seeds.items()} if timed else None
         requests.append((seeds, times, random.getrandbits(64)))
 
     def tensors(values: dict | None) -> dict | None:
@@ -199,10 +205,16 @@ def sample_parts(path: Path, row: Row, random: Random, graph: Parts, device: str
             return None
         return {kind: torch.tensor(ids, dtype=torch.int64, device=device) for kind, ids in values.items()}
 
+    def tensors_of_times(values: dict | None) -> dict | None:
+        found = tensors(values)
+        if found is None or row["window"] != OWN_WINDOWS:
+            return found
+        return {kind: own.reshape(-1, 2) for kind, own in found.items()}
+
     def sample(communicator: object) -> list:
         rank = communicator.rank
-        plan = DistPlan(parts[rank], recipe, communicator, timed=timed, weighted=weighted)
-        return [plan.sample(tensors(seeds), key, seed_time=tensors(times))
+        plan = PartPlan(parts[rank], recipe, communicator, timed=timed, weighted=weighted)
+        return [plan.sample(tensors(seeds), key, seed_time=tensors_of_times(times))
                 for seeds, times, key in requests[rank::count]]  # fmt: skip
 
     # Relations are numbered, and so draw, in the order of the files.

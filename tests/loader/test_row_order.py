@@ -131,16 +131,16 @@ def test_the_rest_of_an_epoch_has_an_order(path, device):
     assert len(look(loader)) == 100
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_has_an_order_of_its_own(path, device, rank):
-    options = {"ranks": (rank, 2)}
-    packed = pack_rows(path, path.with_name("packed.safetensors"),
-                       order_by_reads(*open_loader(path, device, **options)))  # fmt: skip
+def test_ranks_have_an_order_together(path, device):
+    orders = [order_by_reads(*open_loader(path, device, ranks=(rank, 2))) for rank in range(2)]
+    packed = pack_rows(path, path.with_name("packed.safetensors"), orders[0])
 
-    batches, reads = read_all(packed, device, **options)
-
-    assert batches == read_all(path, device, **options)[0]
-    assert reads.num_rows > 0
+    assert torch.equal(*orders)
+    for rank in range(2):
+        (expected, before), (batches, reads) = (read_all(own, device, ranks=(rank, 2)) for own in (path, packed))
+        assert batches == expected
+        # Windows of loaders that are not freed yet may have rows, so that fewer are read.
+        assert reads.num_pages / reads.num_rows < before.num_pages / before.num_rows
 
 
 def test_neighbor_lists_may_lie_in_files_too(path, device):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.edge_queries import PairExchange
-from pyg_direct.distributed.frontier_exchange import DistPlan
+from pyg_direct.distributed.frontier_exchange import FrontierExchange
 from pyg_direct.distributed.graph_part import PartTopo, PlacedPart, Table, word_dtype
+from pyg_direct.distributed.part_plan import PartPlan
 from pyg_direct.distributed.partitioning.manifest import Book, EdgeEntry, Manifest, NodeEntry, check_same
 from pyg_direct.distributed.row_exchange import Asked as RowsAsked, Parcel, RowExchange, Wanted
-from pyg_direct.distributed.server.part_server import ALL_EDGES, as_tensor
+from pyg_direct.distributed.server.part_server import as_tensor
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.object_text import one_line, show_count, show_sizes
@@ -28,6 +30,7 @@ from pyg_direct.ops.sampling.join_remote_edges import Asked, Layout, join_edges
 from pyg_direct.ops.sampling.sample_hetero import Picked, Rows
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.threads import Pool
+from pyg_direct.sampling.seeds import Excluded
 from pyg_direct.typing import Device
 
 
@@ -156,28 +159,30 @@ class _Shape:
         return f"rows of {self.dtype} {tuple(self.shape[1:])} on servers"
 
 
-class _ClientPlan(DistPlan):
-    """Plan on the client whose edges are picked by the servers."""
+class _ClientFrontiers(FrontierExchange):
+    """Exchange of frontiers with servers, which pick the edges.
+
+    Args:
+        how: Recipe of the plan in a dict, and whether it samples by times and by weights.
+    """
 
     # A question is about one batch.
-    _most_batches = 1
+    most_batches = 1
 
-    def __init__(
-        self, part: Any, recipe: Any, communicator: Any, servers: Servers, *, timed: bool, weighted: bool
-    ) -> None:
-        super().__init__(part, recipe, communicator, timed=timed, weighted=weighted)
-        self._servers, self._how = servers, (asdict(recipe), timed, weighted)
+    def __init__(self, part: Any, placed: Any, plan: Any, communicator: Any, *, servers: Servers,
+                 how: tuple[dict[str, Any], bool, bool]) -> None:  # fmt: skip
+        super().__init__(part, placed, plan, communicator)
+        self._servers, self._how = servers, how
 
-    def _tell_excluded(self, messages: list[Tensor]) -> Any:
+    def find_excluded(self, excluded: Sequence[Excluded]) -> Any:
         # Sent with each question, since a server keeps no state.
-        return [message.cpu().numpy() for message in messages]
+        return [message.cpu().numpy() for message in self.list_excluded(excluded)]
 
     def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, keys: np.ndarray, hop: int, excluded: Any) -> Picked:
-        num_types, fanouts = len(self._placed.topo.node_types), self._fanouts_of(hop)
+        num_types, wire = len(self._placed.topo.node_types), self.picker.wire(hop)
         counts = np.diff(np.array(bounds.tolist(), np.int64)).reshape(-1, num_types)
-        asked, wire = asked._replace(counts=counts), self._picker.wire(fanouts)
-        sizes = (counts.sum(1) * self._picker.words.num_bytes).tolist()
-        hop = ALL_EDGES if self._wants_all else hop
+        asked = asked._replace(counts=counts)
+        sizes = (counts.sum(1) * self.picker.words.num_bytes).tolist()
         questions = {part: (*self._how, int(keys[0]), hop, own.tolist(), nodes.cpu().numpy(),
                             None if excluded is None else excluded[part])
                      for part, (own, nodes) in enumerate(zip(counts, message.split(sizes), strict=True))
@@ -261,9 +266,10 @@ class ClientGraph(DistGraph):
         self.rows = _ClientRows(part, alone, servers)
         self.pairs = _ClientPairs(part, alone, servers)
 
-    def make_plan(self, recipe: Any, *, timed: bool, weighted: bool, with_rows: bool = False) -> DistPlan:
+    def make_plan(self, recipe: Any, *, timed: bool, weighted: bool, with_rows: bool = False) -> PartPlan:
         """Make a plan for a recipe; batches are never captured, so `with_rows` changes nothing."""
-        return _ClientPlan(self.part, recipe, self.communicator, self._servers, timed=timed, weighted=weighted)
+        ask = partial(_ClientFrontiers, servers=self._servers, how=(asdict(recipe), timed, weighted))
+        return PartPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted, open_frontiers=ask)
 
     @one_line
     def __repr__(self) -> Iterator[str]:

@@ -27,8 +27,6 @@ from pyg_direct.object_text import one_line, show_count
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 
-# Request of all edges of the nodes.
-ALL_EDGES = -1
 # Frequent questions, which use a channel if there is one.
 QUESTIONS = ("pick", "read", "find")
 # Seconds that the exit of a program waits for a pending answer.
@@ -47,7 +45,7 @@ class PartServer:
     def __init__(self, folder: str | PathLike[str], part: int, device: str = "cpu", check: str | None = "size",
                  num_threads: int | None = None) -> None:  # fmt: skip
         self._open = partial(GraphPart, folder, part, device=torch.device(device), check=check)
-        self._pickers: dict[str, tuple[Picker, np.ndarray]] = {}
+        self._pickers: dict[str, Picker] = {}
         self._num_threads = num_threads
         # Each client on this host has a thread, which answers one question at a time.
         self._turn = threading.Lock()
@@ -114,7 +112,7 @@ class PartServer:
         """Pick requested edges: (number of edges, the edges in bytes).
 
         Args:
-            hop: Number of the hop; `ALL_EDGES` for all edges of the nodes.
+            hop: See `Picker.pick`.
             message: The nodes in bytes (`Words`), uint8.
             excluded: Pairs whose edges are excluded (`Picker.find_excluded`), uint8; None for none.
         """
@@ -129,19 +127,17 @@ class PartServer:
         if name not in self._pickers:
             topology: Any = placed
             plan = GeneralPlan(topology, GeneralRecipe(**recipe))
-            self._pickers[name] = Picker(self._part, placed, plan), GeneralRecipe(**recipe).table(topology.topo)
-        picker, table = self._pickers[name]
-        fanouts = np.full(len(placed.topo.edge_types), -1) if hop == ALL_EDGES else table[hop]
+            self._pickers[name] = Picker(self._part, placed, plan)
+        picker = self._pickers[name]
         nodes = as_tensor(message).to(self._part.device)
         left_out = None
         if excluded is not None:
             left_out = picker.find_excluded([as_tensor(excluded).to(self._part.device)])
-        found = picker.pick(nodes, np.array([counts], np.int64), np.array([key], np.uint64), fanouts, max(0, hop),
-                            left_out)  # fmt: skip
+        found = picker.pick(nodes, np.array([counts], np.int64), np.array([key], np.uint64), hop, left_out)
         num_edges = int(found.count_edges())
         if int(found.status) < 0:
             raise IdError("ids must be held by this part, got others")
-        return num_edges, picker.pack(found, np.array([num_edges]), picker.wire(fanouts))[0].cpu().numpy()
+        return num_edges, picker.pack(found, np.array([num_edges]), picker.wire(hop))[0].cpu().numpy()
 
     def read(self, kinds: list[tuple[Any, list[str]]], counts: list[int], ids: np.ndarray) -> np.ndarray:
         """Read rows in bytes (`Parcel`) of ids, int32 or int64, with their number for each kind."""

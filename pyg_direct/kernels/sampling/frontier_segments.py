@@ -4,15 +4,17 @@ A rank sends its frontier to the owners of the nodes, and receives their edges. 
 segment of fixed length; the sizes stand in the segment. `captured_hops.py` has the steps before and after.
 
 A segment of the frontier, int64, begins with the number of nodes of each type, and the key of the batch. Then come
-`room` nodes, type after type, and as many trees and times if the plan has them. Nodes are ids of the id space of all
-types. Their order within a type is any: draws depend on key, node and slot alone.
+`room` nodes, type after type, and as many trees and times if the plan has them; twice as many times for windows. Nodes
+are ids of the id space of all types. Their order within a type is any: draws depend on key, node and slot alone.
 
 A segment of answers, int32 or int64: the first edge of each item in the segment, and the end of the last, in
 `num_items` words; then `most` neighbors; then `most` edge ids. Items are the nodes of each relation, relation after
 relation.
 
+The frontier of the last request of an induced subgraph is the nodes of all hops.
+
 `slots`, int64, has the place of each node of the frontier: owner * room + position in the segment, -1 if it was not
-sent. `needs`, int64 `[2 H + 2]`, has the most nodes and edges of a segment of each hop if they did not fit. Its last
+sent. `needs`, int64, has the most nodes and edges of a segment of each request if they did not fit. Its last
 but one is a flag for a batch that did not fit in another way. Its last is a flag for an id that its owner does not
 hold. A segment that is too small is sent empty.
 
@@ -44,8 +46,8 @@ from pyg_direct.kernels.sampling.worklist import (
     tree_of,
 )
 
-# Parts times node types, at most: a block counts them in shared memory.
-MOST_BUCKETS = 256
+# Parts times node types up to which a block counts them in shared memory.
+SHARED_BUCKETS = 256
 _RANK_BITS = np.int64(32)
 _RANK = np.int64(0xFFFFFFFF)
 
@@ -59,49 +61,60 @@ def sum_words(words, begin, count):
     return total
 
 
-@gpu_kernel("i8[] i8 i8 i8[] i8[] i8 i8[] T[] i4[] i8[]", T=("u1", "i2"))
-def count_owners_gpu(begins, first, num_types, nodes, id_starts, num_parts, bounds, table, counts, slots):
-    """Count the nodes of a hop by owner and type; `slots` gets the number of each node in its bucket.
+@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8 i8[] T[] i4[] i8[]", T=("u1", "i2"))
+def count_owners_gpu(begins, first, num_hops, num_types, nodes, id_starts, num_parts, bounds, table, counts,
+                     slots):  # fmt: skip
+    """Count the nodes of hops that follow each other by owner and type; `slots` gets the number of each in its bucket.
 
-    `begins[first:]` has the first node of each type, and the end. `counts`, int32 `[P * T]`, is zero before.
+    `begins[first:]` has the first node of each type, and the end, for each hop. `counts`, int32 `[P * T]`, is zero
+    before.
     """
-    own_counts = cuda.shared.array(MOST_BUCKETS, np.int32)
-    firsts = cuda.shared.array(MOST_BUCKETS, np.int32)
+    own_counts = cuda.shared.array(SHARED_BUCKETS, np.int32)
+    firsts = cuda.shared.array(SHARED_BUCKETS, np.int32)
     tid, num_buckets = np.int64(cuda.threadIdx.x), num_parts * num_types
+    # More buckets are counted in global memory, node after node.
+    num_shared = num_buckets if num_buckets <= SHARED_BUCKETS else np.int64(0)
+    # A hop ends where the next one begins, whose first type is found then.
+    num_begins = num_hops * (num_types + 1) - 1
     begin = begins[first]
-    own_begin, own_end = own_range(begins[first + num_types] - begin)
+    own_begin, own_end = own_range(begins[first + num_begins] - begin)
     tile = own_begin
     while tile < own_end:
         k = tid
-        while k < num_buckets:
+        while k < num_shared:
             own_counts[k] = 0
             k += THREADS
         cuda.syncthreads()
         i, bucket, rank = begin + tile + tid, np.int64(0), np.int64(0)
         if tile + tid < own_end:
-            kind = find_below(begins, first, num_types, i)
+            kind = find_below(begins, first, num_begins, i) % (num_types + 1)
             owner = find_owner(nodes[i] + id_starts[kind], num_parts, bounds, table)
             bucket = owner * num_types + kind
-            rank = np.int64(cuda.atomic.add(own_counts, bucket, 1))
+            if num_shared > 0:
+                rank = np.int64(cuda.atomic.add(own_counts, bucket, 1))
+            else:
+                rank = np.int64(cuda.atomic.add(counts, bucket, 1))
         cuda.syncthreads()
         k = tid
-        while k < num_buckets:
+        while k < num_shared:
             if own_counts[k] > 0:
                 firsts[k] = cuda.atomic.add(counts, k, own_counts[k])
             k += THREADS
         cuda.syncthreads()
         if tile + tid < own_end:
-            slots[i] = (bucket << _RANK_BITS) + firsts[bucket] + rank
+            if num_shared > 0:
+                rank += firsts[bucket]
+            slots[i] = (bucket << _RANK_BITS) + rank
         tile += THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i8[] i8[] i8 i8 i8 i8[] i8 i8[] i4[] i8[] i8[] i8[] i8")
-def fill_segments_gpu(begins, first, num_types, nodes, trees, seed_times, id_starts, inbox, num_parts, room, length,
-                      template, own, bases, counts, slots, to_send, needs, need):  # fmt: skip
-    """Write the nodes of a hop to the segments of their owners, after `count_owners_gpu`.
+@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8 i8[] i8[] i8[] i8 i8 i8 i8[] i8 i8[] i4[] i8[] i8[] i8[] i8")
+def fill_segments_gpu(begins, first, num_hops, num_types, nodes, trees, num_times, seed_times, id_starts, inbox,
+                      num_parts, room, length, template, own, bases, counts, slots, to_send, needs, need):  # fmt: skip
+    """Write the nodes of these hops to the segments of their owners, after `count_owners_gpu`.
 
-    `template[own:]` has the entries of the hop. `bases`, int64 `[P * R]`, gets the number that turns the position of a
-    node in a segment into its item of a relation there.
+    `template[own:]` has the entries of the request. `bases`, int64 `[P * R]`, gets the number that turns the position
+    of a node in a segment into its item of a relation there.
     """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     if cuda.blockIdx.x == 0:
@@ -125,7 +138,7 @@ def fill_segments_gpu(begins, first, num_types, nodes, trees, seed_times, id_sta
                 cuda.atomic.max(needs, need, total)
             part += THREADS
     i += begins[first]
-    while i < begins[first + num_types]:
+    while i < begins[first + num_hops * (num_types + 1) - 1]:
         bucket, rank = slots[i] >> _RANK_BITS, slots[i] & _RANK
         part, kind = bucket // num_types, bucket % num_types
         place = sum_words(counts, part * num_types, kind) + rank
@@ -137,7 +150,8 @@ def fill_segments_gpu(begins, first, num_types, nodes, trees, seed_times, id_sta
             if trees.shape[0] > 0:
                 to_send[at + room] = trees[i]
                 if seed_times.shape[0] > 0:
-                    to_send[at + 2 * room] = seed_times[trees[i]]
+                    for k in range(num_times):
+                        to_send[at + (2 + k) * room] = seed_times[num_times * trees[i] + k]
             slots[i] = part * room + place
         i += np.int64(cuda.gridDim.x) * THREADS
 
@@ -180,9 +194,13 @@ def list_asked_gpu(template, own, received, num_types, num_parts, length, counts
         first += THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 u4[] i4[] i8[] i8[]")
-def locate_asked_gpu(received, num_types, num_parts, room, length, is_dense, num_ids, bits, ranks, needs, places):
-    """Positions of received nodes among the nodes of this part: at the same places, or side by side if `is_dense`."""
+@gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 u4[] i4[] i8[] i8[] i8 i8[]")
+def locate_asked_gpu(received, num_types, num_parts, room, length, is_dense, num_ids, bits, ranks, needs, places,
+                     num_times, times):  # fmt: skip
+    """Positions of received nodes among the nodes of this part: at the same places, or side by side if `is_dense`.
+
+    `times` gets the times of each node side by side, at `num_times` times its place; `[0]` to leave them out.
+    """
     j = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while j < num_parts * room:
         segment, place = j // room * length, j % room
@@ -193,6 +211,9 @@ def locate_asked_gpu(received, num_types, num_parts, room, length, is_dense, num
                 cuda.atomic.max(needs, np.int64(needs.shape[0]) - 1, np.int64(1))
                 found = np.int64(0)
             places[j if is_dense else at] = found
+            if times.shape[0] > 0:
+                for k in range(num_times):
+                    times[num_times * at + k] = received[at + (2 + k) * room]
         j += np.int64(cuda.gridDim.x) * THREADS
 
 
@@ -261,14 +282,14 @@ def pack_answers_gpu(work, num_parts, state, edges, offsets, sources, ids, targe
         e += step
 
 
-@gpu_kernel("i8[] i8[] i8[] i8 i8 i8 W[] i8[] i8[] i8[] i8[]", W=("i4", "i8"))
-def read_answers_gpu(work, slots, bases, room, num_items, most, answers, starts, sizes, counts, block_sums):
+@gpu_kernel("i8[] i8[] i8 i8[] i8 i8 i8 W[] i8[] i8[] i8[] i8[]", W=("i4", "i8"))
+def read_answers_gpu(work, slots, relations, bases, room, num_items, most, answers, starts, sizes, counts, block_sums):
     """Number and first place of the edges that answers have for each item of the own work list.
 
     `block_sums` gets the edges of each block's items.
     """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
-    length, relations = num_items + 2 * most, np.int64(work.shape[0]) // COLUMNS - 1
+    length = num_items + 2 * most
     own_begin, own_end = own_range(count_all_items(work))
     own_edges = np.int64(0)
     item = own_begin + cuda.threadIdx.x

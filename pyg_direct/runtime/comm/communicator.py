@@ -9,7 +9,8 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, IdError, RankError
+from pyg_direct.errors import ArgumentError, DeviceError, IdError, RankError
 from pyg_direct.runtime.comm.formation import Connections, Formation, check_interfaces, failures_told, name_ranks
 from pyg_direct.runtime.comm.heartbeat import Pulse
 from pyg_direct.runtime.comm.nccl_segments import NcclSegments
@@ -190,16 +191,47 @@ class Communicator:
         """Return the exchange of segments inside captured graphs; None unless `captured`, or without other ranks.
 
         The first call is collective.
+
+        Raises:
+            DeviceError: NCCL cannot start on this rank.
+            RankError: it cannot start on another one, or that rank is gone.
         """
         if self._segments is None and self._store is not None:
-            try:
-                self._segments = NcclSegments.open(
-                    self._store, self.rank, self.size, self.device, timeout=self._timeout,
-                    find_reason=self._find_reason, hear=partial(self.agree, 0))  # fmt: skip
-            except RuntimeError as error:
-                self._broken = self._call_roll(error)
-                raise RankError(self._broken) from error
+            self._segments = self._connect()
         return self._segments
+
+    def _connect(self) -> NcclSegments:
+        """Connect all ranks by NCCL, in a thread of its own: NCCL waits forever for a rank where it cannot start."""
+        connected: Future[NcclSegments] = Future()
+
+        def connect() -> None:
+            try:
+                # A thread has its own current device.
+                with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+                    connected.set_result(NcclSegments.open(
+                        self._store, self.rank, self.size, self.device, timeout=self._timeout,
+                        find_reason=self._find_reason, hear=partial(self.agree, 0)))  # fmt: skip
+            except BaseException as error:
+                connected.set_exception(error)
+
+        assert self._pulse is not None
+        threading.Thread(target=connect, name="pyg_direct_connect", daemon=True).start()
+        while not wait([connected], _LOOK).done:
+            if (reason := self._find_reason()) is not None:
+                if self._broken is None:
+                    # A rank failed, which says why.
+                    self.agree(0)
+                raise RankError(reason)
+        self._pulse.rest()
+        try:
+            return connected.result()
+        except RuntimeError as error:
+            if missing := self._pulse.call_roll():
+                self._broken = self._accuse(missing, str(error))
+                raise RankError(self._broken) from error
+            raise DeviceError(
+                f"NCCL must connect the GPUs of all ranks, and fails on rank {self._ranks[self.rank]}: {error}; "
+                "NCCL_DEBUG=INFO shows more, and backend='gloo' exchanges without NCCL") from error  # fmt: skip
 
     def _find_reason(self) -> str | None:
         """Return the reason why a wait for the GPU is in vain, in the thread that watches it; None if it is not."""
@@ -325,7 +357,7 @@ class Communicator:
             # A single process has no partner that waits.
             return
         self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
-        if self._segments is not None and self._pulse is not None:
+        if self._store is not None and self._pulse is not None:
             # The others may wait for this process on their GPUs.
             self._pulse.tell_failed()
         text = torch.tensor(list(reason.encode()[:_MOST_WORDS]), dtype=torch.uint8, device="cpu")

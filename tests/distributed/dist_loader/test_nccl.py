@@ -3,18 +3,20 @@
 import os
 import signal
 import threading
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from pyg_direct import NeighborLoader
+from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed.dist_feature import DistFeature, PartitionInfo
 from pyg_direct.distributed.dist_graph import DistGraph
-from pyg_direct.distributed.dist_loader import DistNeighborLoader
+from pyg_direct.distributed.dist_loader import DistLinkNeighborLoader, DistNeighborLoader
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.errors import RankError
 from pyg_direct.runtime.comm.communicator import Communicator
+from tests.distributed.dist_loader.test_loader import LINK_CASES, NODE_CASES, make_loader
 from tests.distributed.ranks import COMMON, as_dict, assert_in_turn, make_data, write_data
 from tests.processes import ranks_started, run_ranks, wait_for_end
 
@@ -47,6 +49,38 @@ def test_batches_are_those_of_one_gpu(tmp_path, backend, captured):
     for place, options in enumerate(({}, {"disjoint": True}, {"replace": True})):
         alone = NeighborLoader(data, [4, -1, 2], torch.arange(0, 300, 3), device="cpu", **options, **COMMON)
         assert_in_turn([found[place] for found in ranks], alone)
+
+
+def load_all(rank, folder, place="cuda"):
+    """Batches of two epochs with each option."""
+    if place == "cuda":
+        torch.cuda.set_device(rank)
+    found = {}
+    for part in ("p", "timed"):
+        with DistGraph(folder / part, device=f"{place}:{rank}" if place == "cuda" else place,
+                       share_graph=False) as graph:  # fmt: skip
+            for name in [*NODE_CASES, *LINK_CASES]:
+                if ("time" in name or "weight" in name) == (part == "timed"):
+                    loader = make_loader(name, graph, DistNeighborLoader, DistLinkNeighborLoader)
+                    found[name] = [[as_dict(batch.cpu()) for batch in loader] for _ in range(2)]
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.gpus
+@pytest.mark.timeout(600)
+def test_batches_with_every_option_are_those_of_one_process(tmp_path):
+    data = make_data()
+    write_data(tmp_path / "p", data, 2)
+    write_data(tmp_path / "timed", data, 2, times=True, weights=True)
+
+    ranks = run_ranks(load_all, 2, tmp_path)
+
+    assert set(ranks[0]) == {*NODE_CASES, *LINK_CASES}
+    for name in ranks[0]:
+        alone = make_loader(name, data, *(partial(kind, device="cpu") for kind in (NeighborLoader, LinkNeighborLoader)))
+        for epoch in range(2):
+            assert_in_turn([found[name][epoch] for found in ranks], alone)
 
 
 def load_plainly(rank, folder):

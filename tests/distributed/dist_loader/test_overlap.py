@@ -4,12 +4,15 @@ import pytest
 import torch
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
+from pyg_direct.distributed import dist_loader
 from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.dist_loader import DistLinkNeighborLoader, DistNeighborLoader, _DistLoader
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from tests.distributed.ranks import as_dict, assert_equal, make_data, write_data
 
 OPTIONS = {"batch_size": 4, "shuffle": True, "seed": 3, "prefetch": 2}
+# Threads would share the scratch of one simulated GPU.
+ALONE = {**OPTIONS, "prefetch": 0, "device": "cpu"}
 
 
 class OneRank:
@@ -53,7 +56,7 @@ def test_plain_batches_are_those_of_one_process(tmp_path, group, monkeypatch, op
         found = list(loader)
         assert loader._find_plain() is not None
 
-    alone = NeighborLoader(data, [2, 2], torch.arange(12), device="cpu", **OPTIONS, **options)
+    alone = NeighborLoader(data, [2, 2], torch.arange(12), **ALONE, **options)
     for batch, other in zip(found, alone, strict=True):
         assert_equal(as_dict(batch), as_dict(other))
 
@@ -69,7 +72,49 @@ def test_batches_with_rows_of_edges_are_not_plain(tmp_path, group, monkeypatch):
         found = list(loader)
         assert loader._find_plain() is None
 
-    for batch, other in zip(found, NeighborLoader(data, [2], torch.arange(8), device="cpu", **OPTIONS), strict=True):
+    for batch, other in zip(found, NeighborLoader(data, [2], torch.arange(8), **ALONE), strict=True):
+        assert_equal(as_dict(batch), as_dict(other))
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("options", [
+    {"subgraph_type": "induced"}, {"time_attr": "time"}, {"time_attr": "time", "input_time": torch.arange(12) + 20},
+    {"time_attr": "time", "input_start_time": torch.arange(12), "input_end_time": torch.arange(12) + 30},
+], ids=["induced", "times of nodes", "given times", "windows"])  # fmt: skip
+def test_batches_of_every_kind_overlap(tmp_path, group, monkeypatch, options):
+    monkeypatch.setattr(_DistLoader, "_overlaps", lambda loader: True)
+    # Times come in several requests.
+    monkeypatch.setattr(dist_loader, "_TIMES_AT_ONCE", 5)
+    data = make_data(40, 90)
+    write_data(tmp_path / "p", data, 1, times=True)
+
+    with Exchanging(tmp_path / "p", device="cpu") as graph:
+        loader = DistNeighborLoader(graph, [2, 2], torch.arange(12), **OPTIONS, **options)
+        found = list(loader)
+        assert loader._is_grouped
+
+    alone = NeighborLoader(data, [2, 2], torch.arange(12), **ALONE, **options)
+    for batch, other in zip(found, alone, strict=True):
+        assert_equal(as_dict(batch), as_dict(other))
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("options", [
+    {"neg_sampling": "binary", "replace": True}, {"neg_sampling": "triplet", "disjoint": True},
+    {"neg_sampling": "binary", "time_attr": "time", "edge_label_time": torch.arange(12) + 20},
+], ids=["binary", "triplet", "times"])  # fmt: skip
+def test_links_with_negatives_overlap(tmp_path, group, monkeypatch, options):
+    monkeypatch.setattr(_DistLoader, "_overlaps", lambda loader: True)
+    data = make_data(40, 90)
+    write_data(tmp_path / "p", data, 1, times=True)
+
+    with Exchanging(tmp_path / "p", device="cpu") as graph:
+        loader = DistLinkNeighborLoader(graph, [2, 2], data.edge_index[:, :12], **OPTIONS, **options)
+        found = list(loader)
+        assert loader._is_grouped
+
+    alone = LinkNeighborLoader(data, [2, 2], data.edge_index[:, :12], **ALONE, **options)
+    for batch, other in zip(found, alone, strict=True):
         assert_equal(as_dict(batch), as_dict(other))
 
 
@@ -84,7 +129,7 @@ def test_links_leave_their_edges_out_of_captured_hops(tmp_path, group, options):
     with Exchanging(tmp_path / "p", device="cpu") as graph:
         loader = DistLinkNeighborLoader(graph, [2, 2], links, **own)
         found = list(loader)
-        assert loader._sampler._open_plan()._exchange is not None
+        assert loader._sampler._open_plan()._captured_plans
 
-    for batch, other in zip(found, LinkNeighborLoader(data, [2, 2], links, device="cpu", **own), strict=True):
+    for batch, other in zip(found, LinkNeighborLoader(data, [2, 2], links, **{**own, **ALONE}), strict=True):
         assert_equal(as_dict(batch), as_dict(other))

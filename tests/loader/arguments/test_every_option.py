@@ -386,8 +386,6 @@ ELSEWHERE = {"device": Refused("cpu", "give it to DistGraph"), "placement": Refu
              "is_sorted": Refused(True, "has no option is_sorted"), "super_batch": Refused(2, "has no option super"),
              "topology_placement": Refused("cpu", "has no option topo"), "sampling": Refused("labor", "has no option"),
              "num_workers": Refused(2, "num_workers must be 0"),
-             "input_start_time": Refused(TIMES[:30], "has no option input_start_time: time_window"),
-             "input_end_time": Refused(TIMES[:30], "has no option input_end_time: time_window"),
              **{name: Refused(value, f"has no option {name}") for name, value in {
                  "cache_policy": "p2p_clique_replicate", "cold_policy": "shard", "hotness": "degree", "presample": 2,
                  "topology_cache": "1K", "layer_dependency": True, "directed": False, "neighbor_sampler": sampler_of(),
@@ -399,13 +397,15 @@ DIST_EPOCHS = {"seed": Differs(2), "prefetch": Refused(-1, "prefetch must be"), 
                "sampler": Differs([3, 0, 1], ranks="own"), "batch_size": Differs(9),
                "batch_sampler": Refused([[0, 1]], "batch_sampler needs ranks='own'"),
                "generator": Refused(torch.Generator(), "generator needs ranks='own'")}  # fmt: skip
-DIST_NODES = {**INPUTS, **{name: SAMPLING[name] for name in SAMPLING if name not in ("directed", "is_sorted")},
+DIST_NODES = {**INPUTS, **list_windows(30, time_attr="time"),
+              **{name: SAMPLING[name] for name in SAMPLING if name not in ("directed", "is_sorted")},
               "input_id": OF_PYG["input_id"], **DIST_EPOCHS}  # fmt: skip
 DIST = {
     "DistNeighborLoader": (DistNeighborLoader, DIST_NODES),
     "DistSubGraphLoader": (DistSubGraphLoader, {**DIST_NODES, "subgraph_type": Refused("induced", "it is 'induced'")}),
     "DistLinkNeighborLoader": (DistLinkNeighborLoader, {
-        **LINK_INPUTS, **{name: LINK_SAMPLING[name] for name in LINK_SAMPLING if name not in ("directed", "is_sorted")},
+        **LINK_INPUTS, **list_windows(20, time_attr="time"),
+        **{name: LINK_SAMPLING[name] for name in LINK_SAMPLING if name not in ("directed", "is_sorted")},
         **DIST_EPOCHS, "input_id": OF_LINKS["input_id"], "uneven": Differs("drop", client=(1, 2), batch_size=8)}),
 }  # fmt: skip
 CASES = [(name, option) for name, (_, known) in LOADERS.items() for option in known]

@@ -180,7 +180,7 @@ def test_batch_does_not_depend_on_the_way_it_is_made(device, monkeypatch, limit)
 def test_sources_that_torch_sorts_give_the_batch_of_the_reference(monkeypatch, kind, disjoint):
     # As on a GPU for graphs in parts.
     monkeypatch.setattr(general, "runs_on_gpu", lambda _: True)
-    monkeypatch.setattr(GeneralPlan, "_picks_here", False)
+    monkeypatch.setattr(GeneralPlan, "is_captured", False)
     graph, options = make_parts(times="edge" if disjoint else ""), Options(disjoint=disjoint, subgraph_type=kind)
     plan = make_plan(graph, torch.device("cpu"), [4, 0, 3], options)
 
