@@ -10,6 +10,6 @@
 - `node_embedding.py`, `sparse_optimizers.py`: rows that are learned, and optimizers of the rows of a batch.
 - `trimming.py`: rows that the next layer drops; `linear.py`: products of rows with matrices.
 - `replay/`: steps and passes replayed as CUDA graphs, on batches of one layout.
-- `module_state.py`: attributes on a user's module that are kept out of its pickles, and the path of each
-  convolution, accelerated or PyG's, with the reason.
+- `module_state.py`: attributes on a user's module that are kept out of its pickles.
+- `paths.py`: the path of each convolution, accelerated or PyG's, and the reason.
 """

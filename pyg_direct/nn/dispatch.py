@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import aggr
 
-from pyg_direct.nn import any_convolution, module_state
+from pyg_direct.nn import any_convolution, paths
 from pyg_direct.nn.any_convolution import is_routed
 from pyg_direct.nn.conv.spec import ConvSpec, Message
 from pyg_direct.nn.module_state import is_attached
@@ -66,8 +66,8 @@ def find_why_unknown(self: Any, edge_index: Any) -> str:
         return f"edges are a {type(edge_index).__name__} of another kind than a list"
     if getattr(self, "add_self_loops", False):
         # Its options may be the reason why PyG's code adds the loops.
-        return (self._spec.find_left(self) if reduces(self) else None) or module_state.OWN_LOOPS
-    return module_state.UNKNOWN if is_registered(edge_index) else module_state.SMALL
+        return (self._spec.find_left(self) if reduces(self) else None) or paths.OWN_LOOPS
+    return paths.UNKNOWN if is_registered(edge_index) else paths.SMALL
 
 
 def has_own_reduction(aggregation: Any) -> bool:
@@ -88,7 +88,7 @@ def find_why_not_plain(self: Any) -> str:
     """Return why PyG's code must process the messages; the reasons of `is_plain`."""
     if not is_ordinary():
         return _TRANSFORMED
-    return find_obstacle(self) or module_state.ARGUMENTS
+    return find_obstacle(self) or paths.ARGUMENTS
 
 
 def find_obstacle(self: Any) -> str | None:
@@ -164,7 +164,7 @@ def _aggregate(self: Any, spec: ConvSpec, edge_index: Tensor, size: Any, kwargs:
     x = kwargs["x"]
     source, destination = x if isinstance(x, (tuple, list)) else (x, x)
     if not isinstance(source, Tensor) or source.dtype not in DTYPES:
-        return module_state.DTYPE
+        return paths.DTYPE
     num_sources = source.shape[0]
     num_targets = num_sources if destination is None else destination.shape[0]
     batch = find_batch(edge_index)
@@ -179,23 +179,23 @@ def _aggregate(self: Any, spec: ConvSpec, edge_index: Tensor, size: Any, kwargs:
         or not edges.least_targets <= num_targets < edges.indptr.numel()
         or (size is not None and tuple(size) != (num_sources, num_targets))
     ):
-        return module_state.UNFIT
+        return paths.UNFIT
     reduce = find_reduce(self)
     if not (runs_on_gpu(source) or wins_on_cpu(source)):
-        return module_state.NARROW
+        return paths.NARROW
     if spec.sum is not None:
         summed = spec.sum(self, source, edges, num_targets, kwargs)
-        return module_state.ARGUMENTS if summed is None else summed
+        return paths.ARGUMENTS if summed is None else summed
     assert spec.message is not None, "a convolution that is dispatched has messages"
     made = spec.message(self, source, edges, kwargs)
     if made is None:
-        return module_state.ARGUMENTS
+        return paths.ARGUMENTS
     rows, weight = made
     tracked = torch.is_grad_enabled() and rows.requires_grad
     if rows.dtype not in DTYPES:
-        return module_state.DTYPE
+        return paths.DTYPE
     if weight is not None and reduce in ("max", "min"):
-        return module_state.NO_WEIGHTS.format(reduce)
+        return paths.NO_WEIGHTS.format(reduce)
     transposed = None
     sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows) or isinstance(batch, WholeGraph)
     if sorts and tracked and reduce in ("sum", "mean"):
@@ -208,7 +208,7 @@ def find_why_unfound(self: Any, edge_index: Tensor) -> str:
     """Return why edges that may be known are not."""
     if is_registered(edge_index):
         return find_why_unknown(self, edge_index)
-    return module_state.NOT_YET
+    return paths.NOT_YET
 
 
 def copy_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:
@@ -237,7 +237,7 @@ def find_narrow(module: Any, width: int | None) -> str | None:
     tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
     if tensor is None or runs_on_gpu(tensor) or width is None or width <= 0 or wins_on_cpu(tensor.new_empty(0, width)):
         return None
-    return module_state.NARROW
+    return paths.NARROW
 
 
 def find_narrow_first(module: Any) -> str | None:

@@ -35,7 +35,7 @@ from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate_one
 from pyg_direct.nn.conv.table import SPECS, find_spec
 from pyg_direct.nn.hetero.hetero_conv import watch_relations
-from pyg_direct.nn.module_state import Paths
+from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.model_replay import SearchingPaths, replays_by_default
 from pyg_direct.nn.trimming import watch_trimming
 from pyg_direct.noedit.optimizers import FUSED, fuse_steps, hook_steps, make_step, make_zero_grad

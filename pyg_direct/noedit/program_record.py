@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from pyg_direct.nn.module_state import describe_calls, list_totals
+from pyg_direct.nn.paths import describe_calls, list_totals
 from pyg_direct.progress import announce
 
 # Loaders and samplers without a counterpart of ours, by module within PyG; some PyG versions lack some of them.

@@ -26,7 +26,8 @@ from pyg_direct.nn.hetero.joined_edges import (
     split_apart,
 )
 from pyg_direct.nn.linear import multiply
-from pyg_direct.nn.module_state import NO_WEIGHTS, OWN_LOOPS, is_attached
+from pyg_direct.nn.module_state import is_attached
+from pyg_direct.nn.paths import NO_WEIGHTS, OWN_LOOPS
 from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, find_batch
 from pyg_direct.nn.static_batch import open_signals
 from pyg_direct.nn.trimming import Kept, is_linear
