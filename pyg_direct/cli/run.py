@@ -18,7 +18,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from pyg_direct.cli.failures import said_in_options
-from pyg_direct.noedit.replaced_class import describe_program
+from pyg_direct.noedit.program_record import describe_program
 from pyg_direct.progress import announce
 
 # Words of options that shells complete.

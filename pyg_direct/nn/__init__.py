@@ -2,14 +2,14 @@
 
 - `accelerate.py`: `accelerate` overrides `propagate` and `forward` of convolutions.
 - `sorted_edges.py`: the `edge_index` tensors that are known to be sorted by target; `whole_graphs.py`: whole graphs.
-- `dispatch.py`: the accelerated operator if a batch allows it, otherwise PyG's code; for convolutions that add up rows,
-  and for signals `[B, N, F]` over one structure.
+- `dispatch.py`: the accelerated operator if a batch allows it, otherwise PyG's code; for convolutions that add up rows.
+- `static_batch.py`: signals `[B, N, F]` over one structure, in one pass.
 - `any_convolution.py`: any other `MessagePassing`, whose reductions go over known targets.
 - `conv/`: a file for each convolution, and the table of them: GCN, GAT, SAGE, GIN, GINE, RGCN and HGT.
 - `hetero/`: layers over many relations, joined into one.
 - `node_embedding.py`, `sparse_optimizers.py`: rows that are learned, and optimizers of the rows of a batch.
 - `trimming.py`: rows that the next layer drops; `linear.py`: products of rows with matrices.
 - `replay/`: steps and passes replayed as CUDA graphs, on batches of one layout.
-- `module_state.py`: attributes on a user's module that are kept out of its pickles, and the path of each
-  convolution, accelerated or PyG's, with the reason.
+- `module_state.py`: attributes on a user's module that are kept out of its pickles.
+- `paths.py`: the path of each convolution, accelerated or PyG's, and the reason.
 """

@@ -20,17 +20,8 @@ from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.conv.table import find_spec
 from pyg_direct.nn.dispatch import STEPS, find_obstacle, propagate, reduces
 from pyg_direct.nn.hetero.hetero_conv import forget_graph, forget_relations, watch_graph, watch_relations
-from pyg_direct.nn.module_state import (
-    ConvReport,
-    Paths,
-    Report,
-    attach,
-    copy_plain,
-    describe_left,
-    detach,
-    is_attached,
-    make_paths,
-)
+from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
+from pyg_direct.nn.paths import ConvReport, Paths, Report, describe_left, make_paths
 from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, may_watch, replays_by_default, watch_passes
 from pyg_direct.nn.trimming import forget_trimming, watch_trimming
 from pyg_direct.nn.whole_graphs import UnknownEdges

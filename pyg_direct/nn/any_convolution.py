@@ -43,7 +43,7 @@ from torch_geometric.nn.aggr.fused import FusedAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import scatter as pyg_scatter, softmax as pyg_softmax
 
-from pyg_direct.nn import module_state
+from pyg_direct.nn import paths
 from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch, is_plain_tensor
 from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find
@@ -553,7 +553,7 @@ def find_left(module: Any) -> str | None:
     if module.explain:
         return "it is explained"
     if getattr(module, "add_self_loops", False):
-        return module_state.OWN_LOOPS
+        return paths.OWN_LOOPS
     if not _has_routed(module):
         if module.aggr_module is None:
             return "it has no aggregation"
@@ -618,12 +618,12 @@ def find_known(self: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) ->
     if batch is None:
         num_targets, width = _read_targets(self, size, kwargs)
         if num_targets is None or not may_find(edge_index, None, width):
-            return module_state.OWN_LOOPS if getattr(self, "add_self_loops", False) else module_state.UNKNOWN
+            return paths.OWN_LOOPS if getattr(self, "add_self_loops", False) else paths.UNKNOWN
         batch = find_whole(edge_index, num_targets, width)
         if batch is None:
-            return module_state.NOT_YET
+            return paths.NOT_YET
         if not batch.fits(edge_index, batch.view(edge_index).least_sources, num_targets):
-            return module_state.UNFIT
+            return paths.UNFIT
     return KnownTargets(batch, edge_index)
 
 

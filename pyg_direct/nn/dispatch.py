@@ -1,27 +1,22 @@
 """Overrides of `propagate` for accelerated convolutions: the accelerated operator if a batch allows it, otherwise PyG's
 code.
-
-Static graphs are batches of signals `[B, N, F]` over one structure. PyG's code makes a row for each edge of each
-signal. Here the rows of a node stand side by side, `[N, B, F]` in memory, and one pass over the sorted edges sums all
-signals. Results are views `[B, N, F]` of such memory, so the next convolution copies nothing.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn import aggr
-from torch_geometric.nn.dense import Linear
 
-from pyg_direct.nn import any_convolution, module_state
+from pyg_direct.nn import any_convolution, paths
 from pyg_direct.nn.any_convolution import is_routed
 from pyg_direct.nn.conv.spec import ConvSpec, Message
 from pyg_direct.nn.module_state import is_attached
-from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, find_batch, is_plain_tensor, is_registered
-from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, is_static, may_find, wins_on_cpu
+from pyg_direct.nn.sorted_edges import SortedEdges, find_batch, is_plain_tensor, is_registered
+from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find, wins_on_cpu
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import is_ordinary, is_recorded, runs_on_gpu
 
@@ -71,8 +66,8 @@ def find_why_unknown(self: Any, edge_index: Any) -> str:
         return f"edges are a {type(edge_index).__name__} of another kind than a list"
     if getattr(self, "add_self_loops", False):
         # Its options may be the reason why PyG's code adds the loops.
-        return (self._spec.find_left(self) if reduces(self) else None) or module_state.OWN_LOOPS
-    return module_state.UNKNOWN if is_registered(edge_index) else module_state.SMALL
+        return (self._spec.find_left(self) if reduces(self) else None) or paths.OWN_LOOPS
+    return paths.UNKNOWN if is_registered(edge_index) else paths.SMALL
 
 
 def has_own_reduction(aggregation: Any) -> bool:
@@ -93,7 +88,7 @@ def find_why_not_plain(self: Any) -> str:
     """Return why PyG's code must process the messages; the reasons of `is_plain`."""
     if not is_ordinary():
         return _TRANSFORMED
-    return find_obstacle(self) or module_state.ARGUMENTS
+    return find_obstacle(self) or paths.ARGUMENTS
 
 
 def find_obstacle(self: Any) -> str | None:
@@ -169,7 +164,7 @@ def _aggregate(self: Any, spec: ConvSpec, edge_index: Tensor, size: Any, kwargs:
     x = kwargs["x"]
     source, destination = x if isinstance(x, (tuple, list)) else (x, x)
     if not isinstance(source, Tensor) or source.dtype not in DTYPES:
-        return module_state.DTYPE
+        return paths.DTYPE
     num_sources = source.shape[0]
     num_targets = num_sources if destination is None else destination.shape[0]
     batch = find_batch(edge_index)
@@ -184,23 +179,23 @@ def _aggregate(self: Any, spec: ConvSpec, edge_index: Tensor, size: Any, kwargs:
         or not edges.least_targets <= num_targets < edges.indptr.numel()
         or (size is not None and tuple(size) != (num_sources, num_targets))
     ):
-        return module_state.UNFIT
+        return paths.UNFIT
     reduce = find_reduce(self)
     if not (runs_on_gpu(source) or wins_on_cpu(source)):
-        return module_state.NARROW
+        return paths.NARROW
     if spec.sum is not None:
         summed = spec.sum(self, source, edges, num_targets, kwargs)
-        return module_state.ARGUMENTS if summed is None else summed
+        return paths.ARGUMENTS if summed is None else summed
     assert spec.message is not None, "a convolution that is dispatched has messages"
     made = spec.message(self, source, edges, kwargs)
     if made is None:
-        return module_state.ARGUMENTS
+        return paths.ARGUMENTS
     rows, weight = made
     tracked = torch.is_grad_enabled() and rows.requires_grad
     if rows.dtype not in DTYPES:
-        return module_state.DTYPE
+        return paths.DTYPE
     if weight is not None and reduce in ("max", "min"):
-        return module_state.NO_WEIGHTS.format(reduce)
+        return paths.NO_WEIGHTS.format(reduce)
     transposed = None
     sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows) or isinstance(batch, WholeGraph)
     if sorts and tracked and reduce in ("sum", "mean"):
@@ -213,7 +208,7 @@ def find_why_unfound(self: Any, edge_index: Tensor) -> str:
     """Return why edges that may be known are not."""
     if is_registered(edge_index):
         return find_why_unknown(self, edge_index)
-    return module_state.NOT_YET
+    return paths.NOT_YET
 
 
 def copy_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:
@@ -242,7 +237,7 @@ def find_narrow(module: Any, width: int | None) -> str | None:
     tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
     if tensor is None or runs_on_gpu(tensor) or width is None or width <= 0 or wins_on_cpu(tensor.new_empty(0, width)):
         return None
-    return module_state.NARROW
+    return paths.NARROW
 
 
 def find_narrow_first(module: Any) -> str | None:
@@ -261,84 +256,3 @@ def find_replaced(module: Any) -> str | None:
     sorted.
     """
     return None if is_attached(module, "forward", module._spec.forward) else "a program replaced its forward"
-
-
-# Layers that process each row on its own, wherever the dimensions of nodes and signals are.
-_BY_ROW = (nn.Linear, Linear, nn.Identity, nn.Dropout, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh,
-           nn.Sigmoid, nn.Softplus)  # fmt: skip
-
-
-class Signals(NamedTuple):
-    """Signals of a layer over edges that are known to fit.
-
-    Attributes:
-        rows: Rows of each node side by side, `[N, B, F]`, contiguous.
-        batch, edges: The structure, and its edges sorted by target.
-        weight: Weights in the order of the sorted edges, `[E]`; None without weights.
-    """
-
-    rows: Tensor
-    batch: SortedBatch
-    edges: SortedEdges
-    weight: Tensor | None
-
-    def sum(self, self_: Any, rows: Tensor, edges: SortedEdges | None = None, weight: Tensor | None = None) -> Tensor:
-        """Reduce rows `[N, B, C]` over edges, as the layer `self_` does, by default over its own edges."""
-        edges, num_nodes = self.edges if edges is None else edges, rows.shape[0]
-        transposed = None
-        reduce = find_reduce(self_)
-        sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows) or isinstance(
-            self.batch, WholeGraph)  # fmt: skip
-        if sorts and torch.is_grad_enabled() and rows.requires_grad and reduce in ("sum", "mean"):
-            transposed = self.batch.transpose(edges, num_nodes)
-        if weight is not None:
-            # Under autocast matrices return another dtype.
-            dtype = torch.promote_types(rows.dtype, weight.dtype)
-            rows, weight = rows.to(dtype), weight.to(dtype)
-        return aggregate(rows, edges.indptr, edges.row, reduce=reduce, weight=weight, target=edges.target,
-                         num_targets=num_nodes, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
-
-
-def open_signals(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Signals | None:
-    """Return the signals of an accelerated layer; None if PyG's own code must compute or refuse them.
-
-    Args:
-        x: Rows `[B, N, F]`.
-        edge_index: Edges that a loader registered, or that came back often enough.
-        edge_weight: Weights `[E]`, or None.
-    """
-    if (
-        type(x) is not Tensor
-        or x.dim() != 3
-        or x.dtype not in DTYPES
-        or x.numel() == 0
-        or self.node_dim != -2
-        or not is_plain_tensor(edge_index)
-        or edge_index.device != x.device
-        or not is_plain(self, edge_index)
-    ):
-        return None
-    num_signals, num_nodes, width = x.shape
-    weighted = isinstance(edge_weight, Tensor)
-    if edge_weight is not None and not (weighted and edge_weight.is_floating_point()
-                                        and edge_weight.shape == edge_index.shape[1:]):  # fmt: skip
-        return None
-    # Conservative, as this has not run on a GPU yet: there only over edges that a loader keeps for signals.
-    if runs_on_gpu(x) and not is_static(edge_index):
-        return None
-    batch = find_batch(edge_index)
-    if batch is None:
-        batch = find_whole(edge_index, num_nodes, num_signals * width, saves_launches=True)
-    if batch is None or not batch.fits(edge_index, num_nodes, num_nodes):
-        return None
-    if weighted and find_reduce(self) not in ("sum", "mean"):
-        return None
-    weight = edge_weight.index_select(0, batch.order) if weighted and isinstance(batch, WholeGraph) else edge_weight
-    return Signals(x.transpose(0, 1).contiguous(), batch, batch.view(edge_index), weight)
-
-
-def works_by_row(network: Any) -> bool:
-    """Report whether a network of a layer processes each row on its own."""
-    parts: Any = network.modules() if isinstance(network, nn.Module) else [None]
-    return all(type(part) in (*_BY_ROW, nn.Sequential) and not part._forward_hooks and not part._forward_pre_hooks
-               for part in parts)  # fmt: skip

@@ -35,23 +35,12 @@ from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate_one
 from pyg_direct.nn.conv.table import SPECS, find_spec
 from pyg_direct.nn.hetero.hetero_conv import watch_relations
-from pyg_direct.nn.module_state import Paths
+from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.model_replay import SearchingPaths, replays_by_default
 from pyg_direct.nn.trimming import watch_trimming
 from pyg_direct.noedit.optimizers import FUSED, fuse_steps, hook_steps, make_step, make_zero_grad
-from pyg_direct.noedit.replaced_class import (
-    LEFT,
-    Filters,
-    StandIn,
-    forget_left,
-    give_back,
-    note_made,
-    note_process,
-    replace,
-    replace_function,
-    show_batch,
-    watch_left,
-)
+from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, note_process, watch_left
+from pyg_direct.noedit.replaced_class import Filters, StandIn, give_back, replace, replace_function, show_batch
 from pyg_direct.ops.argument_checks import check_choice, check_flag
 from pyg_direct.ops.run_kernel import is_ordinary
 from pyg_direct.progress import announce

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import optimizer as torch_optimizer
 
-from pyg_direct.noedit.replaced_class import note_made
+from pyg_direct.noedit.program_record import note_made
 
 # Optimizers that have a fused step.
 FUSED = (torch.optim.Adam, torch.optim.AdamW)

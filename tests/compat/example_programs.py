@@ -35,7 +35,7 @@ import typer
 
 import pyg_direct.cli.app
 import pyg_direct.noedit.install
-from pyg_direct.noedit.replaced_class import describe_program
+from pyg_direct.noedit.program_record import describe_program
 from tests.compat.generated_data import generate
 
 assert pyg_direct.cli.app

@@ -30,7 +30,8 @@ from pyg_direct.nn.hetero.joined_edges import (
     sum_apart,
 )
 from pyg_direct.nn.linear import multiply, without_autocast
-from pyg_direct.nn.module_state import NO_WEIGHTS, OWN_LOOPS, is_attached
+from pyg_direct.nn.module_state import is_attached
+from pyg_direct.nn.paths import NO_WEIGHTS, OWN_LOOPS
 from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
 from pyg_direct.nn.trimming import Kept, is_linear
 from pyg_direct.nn.whole_graphs import find_whole, may_find

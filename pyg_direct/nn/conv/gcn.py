@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.conv.spec import ConvSpec, Joined
-from pyg_direct.nn.dispatch import find_narrow, find_reduce, is_plain, open_signals, propagate, weigh_rows
+from pyg_direct.nn.dispatch import find_narrow, find_reduce, is_plain, propagate, weigh_rows
 from pyg_direct.nn.hetero.joined_edges import (
     Relation,
     Tables,
@@ -26,8 +26,10 @@ from pyg_direct.nn.hetero.joined_edges import (
     split_apart,
 )
 from pyg_direct.nn.linear import multiply
-from pyg_direct.nn.module_state import NO_WEIGHTS, OWN_LOOPS, is_attached
+from pyg_direct.nn.module_state import is_attached
+from pyg_direct.nn.paths import NO_WEIGHTS, OWN_LOOPS
 from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, find_batch
+from pyg_direct.nn.static_batch import open_signals
 from pyg_direct.nn.trimming import Kept, is_linear
 from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find, wins_on_cpu
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate

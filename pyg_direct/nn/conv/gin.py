@@ -15,17 +15,10 @@ from torch_geometric.nn import conv
 
 from pyg_direct.nn.conv.sage import Fitting, fit_edges
 from pyg_direct.nn.conv.spec import ConvSpec, Joined
-from pyg_direct.nn.dispatch import (
-    copy_rows,
-    find_narrow_first,
-    find_reduce,
-    is_plain,
-    open_signals,
-    propagate,
-    works_by_row,
-)
+from pyg_direct.nn.dispatch import copy_rows, find_narrow_first, find_reduce, is_plain, propagate
 from pyg_direct.nn.hetero.joined_edges import JoinedEdges, Relation, Tables, Used, join_edges, split_apart
 from pyg_direct.nn.sorted_edges import find_batch
+from pyg_direct.nn.static_batch import open_signals, works_by_row
 from pyg_direct.nn.trimming import Kept, is_accelerated
 from pyg_direct.nn.whole_graphs import find_whole, may_find, wins_on_cpu
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate, spread_known, sum_known

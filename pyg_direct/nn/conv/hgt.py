@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import conv
 from torch_geometric.nn.dense import HeteroLinear
 
-from pyg_direct.nn import module_state
+from pyg_direct.nn import paths
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
 from pyg_direct.nn.hetero.hetero_conv import drop_relations, find_types_of_pass
@@ -132,9 +132,7 @@ def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) ->
     (k, q, v), told = (kwargs[name] for name in "kqv"), self.__dict__.get(_TOLD)
     if told is None or k.dtype not in DTYPES or not k.dtype == q.dtype == v.dtype:
         if not is_recorded():
-            self._paths.note_left(
-                module_state.DTYPE if told is not None else find_obstacle(self) or module_state.UNKNOWN
-            )
+            self._paths.note_left(paths.DTYPE if told is not None else find_obstacle(self) or paths.UNKNOWN)
         return type(self).propagate(self, edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
     self._paths.note()
     num_targets, bound = q.shape[0], told.max_degree

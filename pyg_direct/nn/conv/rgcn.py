@@ -14,7 +14,7 @@ import torch_geometric
 from torch import Tensor
 from torch_geometric.nn import aggr, conv
 
-from pyg_direct.nn import module_state
+from pyg_direct.nn import paths
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_reduce, find_replaced, find_why_not_plain, is_plain
 from pyg_direct.nn.linear import multiply_heads
@@ -149,7 +149,7 @@ def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Tensor
     """Override `forward` of an accelerated RGCNConv."""
     if is_recorded():
         return type(self).forward(self, x, edge_index, edge_type)  # type: ignore[no-any-return]
-    out: Tensor | str = module_state.ARGUMENTS
+    out: Tensor | str = paths.ARGUMENTS
     pair = x if isinstance(x, tuple) else (x, x)
     if not is_plain(self, edge_index):
         out = find_why_not_plain(self)
@@ -168,14 +168,14 @@ def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: 
     """Return the layer's result, or the reason why PyG's own code must compute or refuse it."""
     batch, relations, num_targets = find_batch(edge_index), self.num_relations, own.shape[0]
     if batch is None:
-        return module_state.UNKNOWN
+        return paths.UNKNOWN
     if (
         edge_type.shape != edge_index.shape[1:]
         or edge_type.dtype not in (torch.int32, torch.int64)
         or not batch.fits(edge_index, x.shape[0], num_targets)
         or x.dtype != self.weight.dtype
     ):
-        return module_state.ARGUMENTS
+        return paths.ARGUMENTS
     edges = batch.view(edge_index)
     few = are_few(edges.row, num_targets, relations, x.shape[1])
     if not few and num_targets * relations * x.shape[1] > _MOST_ITEMS:

@@ -20,18 +20,11 @@ from torch.autograd import Function
 from torch_geometric.nn import conv
 
 from pyg_direct.nn.conv.spec import ConvSpec, Joined
-from pyg_direct.nn.dispatch import (
-    copy_rows,
-    find_narrow_first,
-    find_reduce,
-    is_plain,
-    open_signals,
-    propagate,
-    weigh_rows,
-)
+from pyg_direct.nn.dispatch import copy_rows, find_narrow_first, find_reduce, is_plain, propagate, weigh_rows
 from pyg_direct.nn.hetero.joined_edges import Relation, Tables, join_edges
 from pyg_direct.nn.linear import add_up, multiply, multiply_plainly
 from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, find_batch
+from pyg_direct.nn.static_batch import open_signals
 from pyg_direct.nn.trimming import Kept, is_accelerated, is_linear
 from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find, wins_on_cpu
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate, spread_known, sum_known

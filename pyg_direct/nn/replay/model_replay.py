@@ -17,7 +17,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch_geometric.nn import HeteroConv, MessagePassing
 
 from pyg_direct.errors import ArgumentError, describe, warn
-from pyg_direct.nn.module_state import Paths, attach, copy_plain, detach, is_attached
+from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
+from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.batch_passes import GraphPasses, PaddedPasses
 from pyg_direct.nn.replay.guards import Outside, State
 from pyg_direct.nn.replay.model_call import Call, read_call

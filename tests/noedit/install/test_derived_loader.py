@@ -8,7 +8,7 @@ from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, NodeLoade
 from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
 
 import pyg_direct
-from pyg_direct.noedit import replaced_class
+from pyg_direct.noedit import program_record
 from pyg_direct.noedit.replaced_class import Filters
 from tests.graphs import make_random_graph
 
@@ -102,7 +102,7 @@ def test_rows_of_derived_loaders_are_gathered_by_ours(kind, served):
         assert batch.seen
         assert torch.equal(batch.n_id[:5], SEEDS[5 * number : 5 * number + 5])
         assert kind is Kept or batch.num_found == batch.num_nodes
-    assert f"rows of {kind.__name__} (" in replaced_class.describe_program()[0]
+    assert f"rows of {kind.__name__} (" in program_record.describe_program()[0]
 
 
 @pytest.mark.usefixtures("_installed")
@@ -192,7 +192,7 @@ def test_graphs_that_ours_refuses_are_left_to_pyg(monkeypatch):
     for batch in loader:
         assert_rows(batch, data)
 
-    assert "rows of Kept" in replaced_class.describe_program()[-1]
+    assert "rows of Kept" in program_record.describe_program()[-1]
 
 
 def test_uninstalled_loaders_are_pygs():

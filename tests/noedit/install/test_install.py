@@ -18,9 +18,10 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 import pyg_direct
 from pyg_direct.loader.inference import infer
-from pyg_direct.noedit import install, replaced_class
+from pyg_direct.noedit import install, program_record
 from pyg_direct.noedit.install import REPLACEMENTS
-from pyg_direct.noedit.replaced_class import StandIn, give_back, is_watched, replace
+from pyg_direct.noedit.program_record import is_watched
+from pyg_direct.noedit.replaced_class import StandIn, give_back, replace
 from tests.graphs import make_random_graph
 from tests.loader.data_loader.small_graphs import InMemory, make_molecules
 
@@ -466,7 +467,7 @@ def test_negatives_of_edges_on_a_gpu_are_ours_under_every_name(monkeypatch):
         ours.append(
             [call_with_negatives(edges), functions[1](edges, batch), pickle.loads(pickle.dumps(functions[0]))(edges)]
         )
-    made = next(line for line in replaced_class.describe_program() if line.startswith("replaced"))
+    made = next(line for line in program_record.describe_program() if line.startswith("replaced"))
     pyg_direct.uninstall()
 
     # PyG's own numbers follow Python's generator instead.

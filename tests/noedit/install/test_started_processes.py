@@ -8,7 +8,7 @@ from multiprocessing import util
 
 import pytest
 
-from pyg_direct.noedit import install, replaced_class
+from pyg_direct.noedit import install, program_record
 
 # The first finder of modules waits for the import of PyG; a folder of the program stays on the path.
 ASK = "import sys; print(type(sys.meta_path[0]).__name__, any('/own' in path for path in sys.path))"
@@ -23,7 +23,7 @@ def spawned(monkeypatch):
     for name in (*install._INHERITING, *install._GIVING):
         monkeypatch.setattr(os, name, getattr(os, name, None))
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
-    monkeypatch.setattr(replaced_class, "_starters", set())
+    monkeypatch.setattr(program_record, "_starters", set())
     monkeypatch.setenv("PYTHONPATH", "/own")
     monkeypatch.setenv("PYG_DIRECT_RUN", "")
     install.hand_down(device="cpu")
@@ -77,9 +77,9 @@ def test_a_process_may_be_left_to_pyg(spawned):
 def test_the_lines_at_the_end_say_that_other_processes_are_not_counted(spawned):
     util.spawnv_passfds(sys.executable, ["python", "-c", "from multiprocessing.resource_tracker import main"], ())
     subprocess.run(["true"], check=True)
-    alone = replaced_class.describe_program()[0]
+    alone = program_record.describe_program()[0]
 
     ask()
 
     assert "not counted" not in alone
-    assert "this process; those that it started are not counted" in replaced_class.describe_program()[0]
+    assert "this process; those that it started are not counted" in program_record.describe_program()[0]

@@ -9,7 +9,7 @@ from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, HeteroConv, HGTConv,
 
 from pyg_direct import accelerate, progress
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.nn import module_state
+from pyg_direct.nn import paths
 from tests.nn.convolutions import CONVOLUTIONS, EDGES, NODES, OUT, WIDTH, Batch
 
 
@@ -53,7 +53,7 @@ def test_reasons_are_told(device):
     conv(x, batch.edge_index)
 
     assert report().convolutions[0].left == {
-        module_state.SMALL: 1,
+        paths.SMALL: 1,
         "torch transforms what is called": 1,
         "messages flow target_to_source": 1,
     }
@@ -83,8 +83,8 @@ def test_convolutions_over_types_are_counted():
 
     found = accelerated.report().convolutions
     assert [(one.kind, one.accelerated, one.left) for one in found] == [
-        ("RGCNConv", 1, {module_state.UNKNOWN: 1}),
-        ("HGTConv", 1, {module_state.UNKNOWN: 1}),
+        ("RGCNConv", 1, {paths.UNKNOWN: 1}),
+        ("HGTConv", 1, {paths.UNKNOWN: 1}),
     ]
 
 
@@ -99,7 +99,7 @@ def test_copies_begin_with_no_calls():
 
 
 def test_calls_of_a_class_are_added_up(monkeypatch):
-    monkeypatch.setattr(module_state, "_TOTALS", {})
+    monkeypatch.setattr(paths, "_TOTALS", {})
     batch = Batch()
     for _ in range(3):
         conv = SAGEConv(WIDTH, OUT)
@@ -107,7 +107,7 @@ def test_calls_of_a_class_are_added_up(monkeypatch):
         conv(torch.randn(batch.num_nodes, WIDTH), batch.edge_index)
         del conv
 
-    assert module_state.list_totals()["SAGEConv"].accelerated == 3
+    assert paths.list_totals()["SAGEConv"].accelerated == 3
 
 
 def test_what_is_left_is_told_once_in_one_line(said):
@@ -162,8 +162,8 @@ def test_the_handle_is_no_model():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: GATConv(WIDTH, OUT, edge_dim=3), module_state.OWN_LOOPS),
-        (lambda: SAGEConv(2, OUT), module_state.NARROW),
+        (lambda: GATConv(WIDTH, OUT, edge_dim=3), paths.OWN_LOOPS),
+        (lambda: SAGEConv(2, OUT), paths.NARROW),
         (lambda: SAGEConv(WIDTH, OUT, aggr="lstm"), "LSTMAggregation has no operator"),
     ],
 )
@@ -179,7 +179,7 @@ def test_calls_of_a_narrow_layer_with_loops_are_left_for_its_width():
 
     conv(torch.randn(batch.num_nodes, 2), batch.edge_index)
 
-    assert accelerated.report().convolutions[0].left == {module_state.NARROW: 1}
+    assert accelerated.report().convolutions[0].left == {paths.NARROW: 1}
 
 
 def test_undone_layers_are_reported_as_such():
