@@ -23,7 +23,6 @@ from pyg_direct.distributed.edge_queries import EdgesOfAll
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero_topo import LINKS, NODES, EdgeType
 from pyg_direct.ops.argument_checks import check_flag, check_ids
-from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.sampler.graph_reader import Parts
 from pyg_direct.sampler.keyed_sampler import Drawn
 from pyg_direct.sampler.link_seeds import NegativeSource, check_exclusion
@@ -219,7 +218,7 @@ class DistNeighborSampler(NeighborSampler):
     def _hold(self, out: Any) -> Any:
         if self.device.type == "cuda" and self.graph.whole is None:
             # The sample, and its metadata of the seeds, were allocated on the stream of the exchange.
-            Drawn(out).record_stream(current_stream(self.device.index))
+            Drawn(out).record_stream(torch.cuda.current_stream(self.device))
         return out
 
     def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,

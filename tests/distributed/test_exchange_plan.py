@@ -278,12 +278,13 @@ def test_exchanges_of_nccl_are_captured(tmp_path, name):
     write(tmp_path / "p", graph, 1)
     part = GraphPart(tmp_path / "p", 0, device=CUDA)
     plan = GeneralPlan(part.place(timed=bool(times), weighted=weighted), GeneralRecipe(FANOUTS, **asdict(options)))
+    requests = make_windows(make_requests(4)) if options.seed_windows else make_requests(4)
 
     # A group after another one in the same program, too.
     for _ in range(2):
         segments = NcclSegments.open(dist.HashStore(), 0, 1, CUDA, timeout=60)
         own = ExchangePlan(part, plan, segments)
-        for number, (seeds, seed_times) in enumerate(make_requests(4)):
+        for number, (seeds, seed_times) in enumerate(requests):
             request = as_tensors(seeds, CUDA), as_tensors(seed_times, CUDA) if times else None
             (got,) = own.sample([request], [KEY + number])
             assert_equal(got, expect(graph, (seeds, seed_times), number, options))
