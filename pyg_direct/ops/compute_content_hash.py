@@ -24,8 +24,6 @@ _PIECES, _FEW_PIECES, _LENGTH, _FEW_BYTES = 4096, 256, 16, 64 << 10
 _WORD = 8
 # Seconds that NumPy adds up in a process before the loops are compiled or read, which takes as long.
 _NUMPY_SECONDS = 0.5
-# Blocks that more than so many threads of torch share at once, in a buffer of 4 MB. NumPy is faster than fewer threads.
-_BLOCKS, _FEW_THREADS = 16, 2
 _HURRY = threading.local()
 
 
@@ -140,7 +138,7 @@ class _Spent:
 
 
 def _sum_by_numpy(words: np.ndarray, pieces: int, is_whole: bool) -> int:
-    """Return the result of the loops, by steps of NumPy; of many words, by the threads of torch."""
+    """Return the result of the loops, by steps of NumPy."""
     block, total, one = kernels.BLOCK, 0, np.uint64(1)
     if not is_whole:
         part = len(words) // pieces
@@ -149,12 +147,8 @@ def _sum_by_numpy(words: np.ndarray, pieces: int, is_whole: bool) -> int:
         places = (firsts[:, None] + np.arange(_LENGTH, dtype=np.uint64)).reshape(-1)
         inner, own = places % np.uint64(block), words[places.astype(np.int64)]
         return int(((own ^ (own >> np.uint64(32))) * (_mix(inner) | one) * (_mix(places - inner) | one)).sum())
-    first = 0
-    if torch.get_num_threads() > _FEW_THREADS and words.flags.aligned:
-        first = len(words) // block // _BLOCKS * _BLOCKS * block
-        total = _sum_by_threads(torch.from_numpy(words[:first].view(np.int64)))
     folded, factors = np.empty(block, np.uint64), _list_factors()
-    for begin in range(first, len(words), block):
+    for begin in range(0, len(words), block):
         own = words[begin : begin + block]
         now = np.right_shift(own, np.uint64(32), out=folded[: len(own)])
         np.bitwise_xor(now, own, out=now)
@@ -163,19 +157,6 @@ def _sum_by_numpy(words: np.ndarray, pieces: int, is_whole: bool) -> int:
         total += int(now.sum()) * (int(_mix(np.array([begin], np.uint64))[0]) | 1)
     # It wraps around, as the sums of the loops do.
     return total % 2**64
-
-
-def _sum_by_threads(words: Tensor) -> int:
-    """Return the sum of whole groups of blocks, int64 `[n * _BLOCKS * BLOCK]`, each by all threads of torch."""
-    factors = torch.from_numpy(_list_factors().view(np.int64))
-    folded = torch.empty(_BLOCKS, kernels.BLOCK, dtype=torch.int64, device="cpu")
-    total = 0
-    for place, own in enumerate(words.view(-1, *folded.shape)):
-        torch.bitwise_right_shift(own, 32, out=folded)
-        folded.bitwise_and_(0xFFFFFFFF).bitwise_xor_(own).mul_(factors)
-        offsets = (np.arange(_BLOCKS, dtype=np.uint64) + np.uint64(place * _BLOCKS)) * np.uint64(kernels.BLOCK)
-        total += int((folded.sum(1).numpy().view(np.uint64) * (_mix(offsets) | np.uint64(1))).sum())
-    return total
 
 
 @functools.cache
