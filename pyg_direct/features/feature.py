@@ -316,6 +316,11 @@ class Feature:
             raise ArgumentError(f"rows must be in memory to be read from there, got rows of {self.placement!r}")
         return stored
 
+    @property
+    def is_reordered(self) -> bool:
+        """True if the rows of its file lie in another order than ids."""
+        return self._places is not None
+
     def _find_rows(self, ids: Tensor, stored: MemoryRows | SpilledRows) -> Tensor:
         """Return positions of the rows of ids; -1 for an invalid id, if `set_local_order` named the rows."""
         if self._order is None:

@@ -95,9 +95,12 @@ def pack_rows(source: str | os.PathLike[str], target: str | os.PathLike[str], or
     if path.suffix.lower() != ".safetensors":
         raise ArgumentError(f"target must end in .safetensors, got {str(path)!r}")
     is_parquet = Path(source).suffix.lower() == ".parquet"
-    if is_parquet != (order is None):
-        raise ArgumentError(f"order must be None for a .parquet alone, got {'ids' if is_parquet else order} for "
-                            f"{os.fspath(source)!r}")  # fmt: skip
+    if is_parquet and order is not None:
+        raise ArgumentError(f"order must be None for a .parquet, got ids for {os.fspath(source)!r}: pack the "
+                            ".safetensors that comes of it in this order")  # fmt: skip
+    if not is_parquet and order is None:
+        raise ArgumentError(f"order must hold the id of each row of {os.fspath(source)!r}, such as "
+                            "order_by_reads(loader, feature) returns, got None")  # fmt: skip
     if order is None:
         return _save_columns(Path(source), path, parse_size(memory, name="memory"))
     file = RowFile(source)

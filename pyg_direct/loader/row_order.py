@@ -55,15 +55,20 @@ def order_by_reads(loader: Any, feature: Feature, *, num_epochs: int = 1) -> Ten
     check_count("num_epochs", num_epochs)
     if loader.seed is None:
         raise ArgumentError("loader must have a seed, by which its coming batches are known, got seed=None")
-    if not is_own(loader._sampler) or not can_share(loader):  # type: ignore[arg-type]
+    is_stored = isinstance(loader.data, tuple)
+    if is_stored and not (is_own(loader._sampler) and can_share(loader)):  # type: ignore[arg-type]
         raise ArgumentError("loader must have a sampler of ours, and choose its batches itself, got "
                             f"{type(loader).__name__} with a sampler or a batch_sampler of the program")  # fmt: skip
-    reads = loader._list_window_reads(feature, num_epochs)
+    reads = loader._list_window_reads(feature, num_epochs) if is_stored else []
     stored = feature.stored
     if not reads or not isinstance(stored, SpilledRows):
-        raise ArgumentError("feature must have rows in a file that the loader reads ahead (Feature.from_file in its "
-                            f"FeatureStore, and not ahead=0), got {feature!r} with ahead={loader.ahead!r}")  # fmt: skip
+        raise ArgumentError("feature must have rows in a file that the loader reads ahead: the very Feature.from_file "
+                            "that is now in its FeatureStore, larger than its host_cache_size, and not ahead=0; got "
+                            f"{feature!r} with ahead={loader.ahead!r}")  # fmt: skip
     file = file_of(stored.tier)
     assert file is not None
+    if feature.is_reordered and file.order is None:
+        raise ArgumentError("feature must read its file without order=, as a packed file would lose it: pack "
+                            f"{file.path} in that order first, and open the packed file")  # fmt: skip
     order = torch.from_numpy(order_by_windows(reads, stored.shape[0]))
     return order if file.order is None else file.order[order]

@@ -1,7 +1,7 @@
 """`NodeEmbedding`: rows that are learned, for nodes without features, in GPU memory or on the host.
 
 Its parameter is the table as the GPU sees it, also if the table lies in host memory. So gradients are sparse tensors of
-the GPU, as of `torch.nn.Embedding(sparse=True)`, and autograd, `GradScaler` and clipping treat them as such. The
+the GPU, as of `torch.nn.Embedding(sparse=True)`, and autograd and `GradScaler` treat them as such. The
 optimizers of `sparse_optimizers.py` read and write the rows of a batch in place.
 """
 
@@ -107,6 +107,7 @@ class NodeEmbedding(torch.nn.Embedding):
         table, block = place_trained(shape, dtype, placement, target)
         super().__init__(num_embeddings, embedding_dim, sparse=True, _weight=table, _freeze=_freeze)
         self._group, self._errors = process_group, None
+        self.register_forward_pre_hook(_refresh)
         if _weight is None:
             self.reset_parameters()
         else:
@@ -122,9 +123,6 @@ class NodeEmbedding(torch.nn.Embedding):
         self._rows = rows
         if rows is not None:
             hold_rows(self.weight, rows)
-            if rows.num_hot_rows > 0 and not self._forward_pre_hooks:
-                # As a hook, it keeps recorded passes away, which would read hot copies that are not refreshed.
-                self.register_forward_pre_hook(_refresh)
 
     @property
     def placement(self) -> str:
@@ -247,7 +245,9 @@ class NodeEmbedding(torch.nn.Embedding):
 
 
 def _refresh(module: Any, args: Any) -> None:
-    module._rows.refresh()
+    """Refresh hot rows. As a hook, it keeps recorded passes away: they would neither do so nor name a wrong id."""
+    if module._rows is not None:
+        module._rows.refresh()
 
 
 class _Lookup(torch.autograd.Function):

@@ -11,7 +11,8 @@ GPU memory.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,6 +28,27 @@ from pyg_direct.ops.local_ids.build_csr import compress_ids
 _LACKING = ("momentum", "weight_decay", "nesterov")
 
 
+def _check_above(name: str, value: float) -> float:
+    if not 0 < check_number(name, value) < float("inf"):
+        raise ArgumentError(f"{name} must be above 0 and finite, got {value!r}")
+    return float(value)
+
+
+def _check_least(name: str, value: float) -> float:
+    if not 0 <= check_number(name, value) < float("inf"):
+        raise ArgumentError(f"{name} must be at least 0 and finite, got {value!r}")
+    return float(value)
+
+
+def _check_betas(name: str, value: Any) -> tuple[float, float]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ArgumentTypeError(f"{name} must be two numbers, got {value!r}")
+    for beta in value:
+        if not 0 <= check_number(name, beta) < 1:
+            raise ArgumentError(f"{name} must lie in [0, 1), got {beta!r}")
+    return tuple(value)  # type: ignore[return-value]
+
+
 class _SparseOptimizer(torch.optim.Optimizer):
     """Base: finds the rows of a gradient, and keeps a number of each of their items.
 
@@ -35,10 +57,11 @@ class _SparseOptimizer(torch.optim.Optimizer):
     """
 
     kept: tuple[str, ...] = ()
+    # Check of each option, by name: returns the value, or raises.
+    _checks: Mapping[str, Callable[[str, Any], Any]]
 
     def __init__(self, params: Iterable[Any], **defaults: Any) -> None:
-        defaults["maximize"] = check_flag("maximize", defaults["maximize"])
-        super().__init__(params, defaults)
+        super().__init__(params, {name: self._checks[name](name, value) for name, value in defaults.items()})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own, as of torch.
@@ -47,15 +70,27 @@ class _SparseOptimizer(torch.optim.Optimizer):
             param_group: A dict with `params`, and options of the optimizer.
 
         Raises:
-            ArgumentTypeError: a parameter that is no table of rows.
+            ArgumentError, ArgumentTypeError: an option has a value that it cannot have, or that this optimizer lacks;
+                or a parameter is no table of rows, one behind the other.
         """
-        super().add_param_group(param_group)
+        if not isinstance(param_group, dict):
+            raise ArgumentTypeError(f"param_group must be a dict with params, got {type(param_group).__name__}")
+        self._check_lacking("params", [param_group])
+        given = {name: self._checks[name](name, value) for name, value in param_group.items() if name in self._checks}
+        super().add_param_group({**param_group, **given})
         for param in self.param_groups[-1]["params"]:
-            if param.dim() != 2 or not param.is_floating_point() or param.layout is not torch.strided:
+            if (param.dim() != 2 or not param.is_floating_point() or param.layout is not torch.strided
+                    or not param.is_contiguous()):  # fmt: skip
                 del self.param_groups[-1]
-                raise ArgumentTypeError(f"params must be tables [N, D] of a floating dtype, such as the weight of a "
-                                        f"NodeEmbedding, got {tuple(param.shape)} of {param.dtype}: give others to "
-                                        "another optimizer")  # fmt: skip
+                raise ArgumentTypeError(f"params must be contiguous tables [N, D] of a floating dtype, such as the "
+                                        f"weight of a NodeEmbedding, got {tuple(param.shape)} of {param.dtype}: give "
+                                        "others to another optimizer")  # fmt: skip
+
+    def _check_lacking(self, argument: str, groups: Sequence[Mapping[str, Any]]) -> None:
+        for name in _LACKING:
+            if values := [group[name] for group in groups if group.get(name)]:
+                raise ArgumentError(f"{argument} must be without {name}, which {type(self).__name__} lacks, got "
+                                    f"{values[0]!r}")  # fmt: skip
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -126,18 +161,27 @@ class _SparseOptimizer(torch.optim.Optimizer):
             state_dict: As `state_dict()` returned it.
 
         Raises:
-            ArgumentError: the state is of another optimizer, has options that this one lacks, or is of a table of
-                another size.
+            ArgumentError: numbers that this optimizer keeps are missing, or of a table of another size; or the state
+                has options that this one lacks. Nothing is loaded then.
         """
+        for name in ("state", "param_groups"):
+            if name not in state_dict:
+                raise ArgumentError(f"state_dict must be of {type(self).__name__}, got one without {name!r}")
         saved, groups = state_dict["state"] if self.kept else {}, state_dict["param_groups"]
-        for kept in saved.values():
-            if missing := [name for name in ("step", *self.kept) if name not in kept]:
-                raise ArgumentError(f"state_dict must be of {type(self).__name__}, got one without {missing[0]!r}")
-        for name in _LACKING:
-            if values := [group[name] for group in groups if group.get(name)]:
-                raise ArgumentError(f"state_dict must be without {name}, which {type(self).__name__} lacks, got "
-                                    f"{values[0]!r}")  # fmt: skip
         numbers = {number: place for place, number in enumerate(n for group in groups for n in group["params"])}
+        tables = [param for group in self.param_groups for param in group["params"]]
+        for number, kept in saved.items():
+            if missing := [name for name in ("step", *self.kept) if kept.get(name) is None]:
+                raise ArgumentError(f"state_dict must be of {type(self).__name__}, got one without {missing[0]!r}")
+            if number not in numbers or numbers[number] >= len(tables):
+                raise ArgumentError(f"state_dict must have a parameter for each state, got a state of {number!r} and "
+                                    f"parameters {list(numbers)}")  # fmt: skip
+            shape = tables[numbers[number]].shape
+            for name in self.kept:
+                if kept[name].shape != shape:
+                    raise ArgumentError(f"state_dict must have {name} of the shape of parameter {number}, "
+                                        f"{tuple(shape)}, got {tuple(kept[name].shape)}")  # fmt: skip
+        self._check_lacking("state_dict", groups)
         # Torch would copy the tables to the device of the parameters.
         counts = {number: {"step": int(kept["step"])} for number, kept in saved.items()}
         super().load_state_dict({**state_dict, "state": counts})
@@ -194,8 +238,10 @@ class SparseSGD(_SparseOptimizer):
         [[0.0, 0.0], [-1.0, -1.0], [0.0, 0.0], [0.0, 0.0]]
     """
 
+    _checks = MappingProxyType({"lr": _check_least, "maximize": check_flag})
+
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, *, maximize: bool = False) -> None:
-        super().__init__(params, lr=_check_above("lr", lr), maximize=maximize)
+        super().__init__(params, lr=lr, maximize=maximize)
 
     def _find_change(self, ids: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
         return grad * -group["lr"]
@@ -227,13 +273,14 @@ class SparseAdagrad(_SparseOptimizer):
     """
 
     kept = ("sum",)
+    _checks = MappingProxyType({**dict.fromkeys(("lr", "lr_decay", "initial_accumulator_value", "eps"), _check_least),
+                                "maximize": check_flag})  # fmt: skip
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-2, lr_decay: float = 0.0, *,
                  initial_accumulator_value: float = 0.0, eps: float = 1e-10, maximize: bool = False
                  ) -> None:  # fmt: skip
-        first = _check_least("initial_accumulator_value", initial_accumulator_value)
-        super().__init__(params, lr=_check_above("lr", lr), lr_decay=_check_least("lr_decay", lr_decay),
-                         initial_accumulator_value=first, eps=_check_least("eps", eps), maximize=maximize)  # fmt: skip
+        super().__init__(params, lr=lr, lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value,
+                         eps=eps, maximize=maximize)  # fmt: skip
 
     def _first_value(self, group: dict[str, Any]) -> float:
         return float(group["initial_accumulator_value"])
@@ -270,16 +317,11 @@ class SparseAdam(_SparseOptimizer):
     """
 
     kept = ("exp_avg", "exp_avg_sq")
+    _checks = MappingProxyType({"lr": _check_above, "betas": _check_betas, "eps": _check_above, "maximize": check_flag})
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, *, maximize: bool = False) -> None:  # fmt: skip
-        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-            raise ArgumentTypeError(f"betas must be two numbers, got {betas!r}")
-        for beta in betas:
-            if not 0 <= check_number("betas", beta) < 1:
-                raise ArgumentError(f"betas must lie in [0, 1), got {beta!r}")
-        super().__init__(params, lr=_check_above("lr", lr), betas=tuple(betas), eps=_check_above("eps", eps),
-                         maximize=maximize)  # fmt: skip
+        super().__init__(params, lr=lr, betas=betas, eps=eps, maximize=maximize)
 
     def _find_change(self, ids: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
         (beta1, beta2), step = group["betas"], state["step"]
@@ -289,15 +331,3 @@ class SparseAdam(_SparseOptimizer):
         state["exp_avg_sq"].write(ids, square)
         rate = group["lr"] * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
         return mean.div_(square.sqrt_().add_(group["eps"])).mul_(-rate)
-
-
-def _check_above(name: str, value: float) -> float:
-    if not 0 < check_number(name, value) < float("inf"):
-        raise ArgumentError(f"{name} must be above 0 and finite, got {value!r}")
-    return float(value)
-
-
-def _check_least(name: str, value: float) -> float:
-    if not 0 <= check_number(name, value) < float("inf"):
-        raise ArgumentError(f"{name} must be at least 0 and finite, got {value!r}")
-    return float(value)

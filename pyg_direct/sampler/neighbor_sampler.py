@@ -463,7 +463,8 @@ class NeighborSampler(OwnSampler):
         links = [self._open_links(index, neg_sampling, key) for index, key in each]
         seeds = [own.seeds(self.disjoint) for own in links]
         requests = [(own, times if self.is_temporal else None) for own, times in seeds]
-        excluded = None if ways is None else [own.list_excluded(ways) for own in links]
+        # Without ways nothing is asked of other processes, as in the captured way.
+        excluded = None if not ways else [own.list_excluded(ways) for own in links]
 
         def give(samples: list[GeneralSample]) -> list[SamplerOutput | HeteroSamplerOutput]:
             outs = [PendingLinks(own, Finished(sample), self.disjoint).finish()

@@ -358,9 +358,9 @@ def test_a_parquet_file_is_not_read_in_place_or_in_another_order(tmp_path):
 
     with pytest.raises(FileError, match="which has columns: write its rows"):
         Feature(device="cpu").from_file(source)
-    with pytest.raises(ArgumentError, match=r"order must be None for a \.parquet alone"):
+    with pytest.raises(ArgumentError, match=r"order must be None for a \.parquet, got ids for"):
         pack_rows(source, tmp_path / "x.safetensors", ORDER)
-    with pytest.raises(ArgumentError, match=r"order must be None for a \.parquet alone"):
+    with pytest.raises(ArgumentError, match=r"order must hold the id of each row of .*x\.npy"):
         pack_rows(tmp_path / "x.npy", tmp_path / "x.safetensors")
 
 

@@ -168,6 +168,23 @@ def test_epochs_that_are_not_known_have_no_order(path, device, options, words):
         order_by_reads(*open_loader(path, device, **options))
 
 
+def test_a_file_that_is_read_in_an_order_of_the_program_is_refused(path, device):
+    loader, _ = open_loader(path, device)
+    feature = Feature(device=device).from_file(path, order=torch.arange(NODES).flip(0))
+    loader.data[0][None, "x", None] = feature
+
+    with pytest.raises(ArgumentError, match="feature must read its file without order="):
+        order_by_reads(loader, feature)
+
+
+def test_rows_of_a_graph_in_memory_have_no_order(path, device):
+    _, feature = open_loader(path, device)
+    loader = NeighborLoader(Data(x=X, edge_index=EDGES, num_nodes=NODES), [2], device=device, seed=0)
+
+    with pytest.raises(ArgumentError, match="feature must have rows in a file that the loader reads ahead"):
+        order_by_reads(loader, feature)
+
+
 def test_wrong_arguments_are_named(path, device):
     loader, feature = open_loader(path, device)
     data = Data(edge_index=EDGES, num_nodes=NODES)

@@ -191,7 +191,7 @@ def test_checkpoints_of_others_are_refused(place):
 
     with pytest.raises(ArgumentError, match="state_dict must be of SparseAdam, got one without 'exp_avg'"):
         second.load_state_dict(first.state_dict())
-    with pytest.raises(ArgumentError, match=r"rows must have shape \(40, 5\), got \(39, 5\)"):
+    with pytest.raises(ArgumentError, match=r"exp_avg of the shape of parameter 0, \(40, 5\), got \(39, 5\)"):
         second.load_state_dict(smaller)
     with pytest.raises(ArgumentError, match="state_dict must be without momentum, which SparseSGD lacks"):
         SparseSGD(rows.parameters()).load_state_dict(torch.optim.SGD(rows.parameters(), momentum=0.9).state_dict())
@@ -269,14 +269,69 @@ def test_dense_gradients_are_named():
         SparseAdam(table.parameters()).step()
 
 
-@pytest.mark.parametrize("param", [torch.zeros(3), torch.zeros(2, 2).to_sparse(), torch.zeros(2, 2).to(torch.cfloat)])
+@pytest.mark.parametrize("param", [torch.zeros(3), torch.zeros(2, 2).to_sparse(), torch.zeros(2, 2).to(torch.cfloat),
+                                   torch.zeros(2, 3).t()])  # fmt: skip
 def test_other_parameters_are_named(param):
-    with pytest.raises(ArgumentTypeError, match=r"params must be tables \[N, D\] of a floating dtype"):
+    with pytest.raises(ArgumentTypeError, match=r"params must be contiguous tables \[N, D\] of a floating dtype"):
         SparseSGD([torch.nn.Parameter(param)])
 
 
+@pytest.mark.parametrize(("options", "error", "words"), [
+    ({"momentum": 0.9}, ArgumentError, "params must be without momentum, which SparseAdagrad lacks, got 0.9"),
+    ({"lr": -1}, ArgumentError, "lr must be at least 0 and finite, got -1"),
+    ({"lr": "x"}, ArgumentTypeError, "lr must be a number, got 'x'"),
+])  # fmt: skip
+def test_bad_options_of_a_group_are_named(options, error, words):
+    first, other = (torch.nn.Embedding(4, 2).weight for _ in range(2))
+    optimizer = SparseAdagrad([first])
+
+    with pytest.raises(error, match=words):
+        optimizer.add_param_group({"params": [other], **options})
+
+    assert len(optimizer.param_groups) == 1
+
+
+def change_state(state, change):
+    change(state)
+    return state
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda state: state["state"][0].update(exp_avg=torch.zeros(6, 2)),
+     r"state_dict must have exp_avg of the shape of parameter 0, \(4, 2\), got \(6, 2\)"),
+    (lambda state: state["state"][0].update(exp_avg_sq=None), "got one without 'exp_avg_sq'"),
+    (lambda state: state["state"].update({7: state["state"][0]}), "got a state of 7 and parameters"),
+    (lambda state: state.pop("state"), "got one without 'state'"),
+    (lambda state: state["param_groups"][0].update(weight_decay=0.1), "state_dict must be without weight_decay"),
+])  # fmt: skip
+def test_a_state_that_is_refused_changes_nothing(change, words):
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = SparseAdam(table.parameters(), lr=0.1)
+    table(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    state["param_groups"][0]["lr"] = 7.0
+
+    with pytest.raises(ArgumentError, match=words):
+        optimizer.load_state_dict(change_state(state, change))
+
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    optimizer.step()
+
+
+def test_a_rate_of_nothing_changes_nothing():
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    before = table.weight.detach().clone()
+    table(torch.tensor([1])).sum().backward()
+
+    SparseSGD(table.parameters(), lr=0.0).step()
+
+    assert torch.equal(table.weight, before)
+
+
 @pytest.mark.parametrize(("make", "options", "error", "words"), [
-    (SparseSGD, {"lr": 0.0}, ArgumentError, "lr must be above 0 and finite, got 0.0"),
+    (SparseAdam, {"lr": 0.0}, ArgumentError, "lr must be above 0 and finite, got 0.0"),
+    (SparseSGD, {"lr": -1.0}, ArgumentError, "lr must be at least 0 and finite, got -1.0"),
     (SparseSGD, {"lr": "1"}, ArgumentTypeError, "lr must be a number, got '1'"),
     (SparseSGD, {"maximize": 3}, ArgumentTypeError, "maximize must be True or False"),
     (SparseAdagrad, {"eps": -1.0}, ArgumentError, "eps must be at least 0 and finite, got -1.0"),

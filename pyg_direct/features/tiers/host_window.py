@@ -316,8 +316,13 @@ class HostWindow:
                 fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
                 is_held = True
             except BlockingIOError:
-                # From now on this process reads all of its rows itself.
                 self._is_alone = time.monotonic() - since > _PATIENCE
+                if self._is_alone:
+                    warn(
+                        f"{self._file.path} was locked by other processes of this host for {_PATIENCE:g} seconds: this "
+                        "process reads all of its rows itself from now on",
+                        LoaderWarning,
+                    )
                 time.sleep(_LOCK_LOOK)
         try:
             yield

@@ -43,7 +43,7 @@ class BatchPasses(RecordedPasses):
     """Passes over places for batches of up to some size; a subclass has the places."""
 
     _is_padded = True
-    # Places of the edges, of a class for each kind of batch, and the arguments that the model is given.
+    # Places of the edges, and the arguments that the model is given.
     _edges: Any
     _args: Any
     _kwargs: dict[str, Any]

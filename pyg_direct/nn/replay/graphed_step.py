@@ -28,6 +28,7 @@ from pyg_direct.nn.replay.padded_batch import (
     read_graph_sizes,
     read_sizes,
 )
+from pyg_direct.nn.replay.recorded_passes import leads_to
 from pyg_direct.object_text import one_line, show_options
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
@@ -285,12 +286,13 @@ class GraphedStep:
             self._padded = None
             return
         forget_gradients(self.model, self.optimizer)
+        own = _list_parameters(self.model, self.optimizer)
         try:
             # The trial is no step: running means of norms stay as they are.
             with left_as_it_was(self.model, _device_of(batch)):
                 of_graphs = isinstance(self._padded, PaddedGraphs)
-                reason = find_wait(lambda: self._compute().backward(), Exception if of_graphs else RuntimeError)
-                if any(part.grad is not None and part.grad.is_sparse for part in self.model.parameters()):
+                reason = find_wait(self._try, Exception if of_graphs else RuntimeError)
+                if any(part.grad is not None and part.grad.is_sparse for part in own):
                     # An optimizer of rows would also train the rows of padding.
                     reason = reason or "gradients are sparse"
                 if reason is None and of_graphs:
@@ -304,6 +306,17 @@ class GraphedStep:
         self._padded.fill(batch)
         recorder = Recorder(_device_of(batch), self._spared)
         self._recorded.record(recorder, self._compute, self.model, self.optimizer, self._steps_inside)
+
+    def _try(self) -> None:
+        """Run a step without the optimizer.
+
+        Raises:
+            RuntimeError: others than model and optimizer have parameters that learn, whose gradients nobody would set.
+        """
+        loss = self._compute()
+        if not leads_to([loss], _list_parameters(self.model, self.optimizer)):
+            raise RuntimeError("compute reads parameters that neither model nor optimizer has")
+        loss.backward()
 
     def _find_difference(self, batch: Any) -> str | None:
         """Return why the loss of the batch in the places is not the loss of the batch, in evaluation; None if it is."""

@@ -339,7 +339,8 @@ class _SampleReader(_Reader):
         kind = type(value)
         if kind is HeteroData:
             return kind, tuple(self._read_store(name, store) for name, store in _list_stores(value))
-        if kind in (list, tuple) and key is not None and tuple(value) == self._sizes.find(key):
+        if (kind in (list, tuple) and key is not None and all(type(item) is int for item in value)
+                and tuple(value) == self._sizes.find(key)):  # fmt: skip
             return _HOPS, key, kind
         return None
 

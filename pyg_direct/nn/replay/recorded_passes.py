@@ -53,8 +53,8 @@ def _own_leaves(model: torch.nn.Module, parameters: Sequence[Tensor]) -> Iterato
             part._flat_weight_refs = references
 
 
-def _leads_to(made: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
-    """Report whether gradients of a model's results go to these leaves and to no others."""
+def leads_to(made: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
+    """Report whether gradients of results go to these leaves and to no others."""
     known, seen, nodes = {id(leaf) for leaf in leaves}, set(), [part.grad_fn for part in made]
     while nodes:
         node = nodes.pop()
@@ -303,7 +303,7 @@ class RecordedPasses:
         self._graded = [place for place, part in enumerate(self._made) if part.requires_grad]
         if self._rules.is_graded and not self._graded:
             return "the model gives nothing with a gradient"
-        if not _leads_to([self._made[place] for place in self._graded], self._leaves):
+        if not leads_to([self._made[place] for place in self._graded], self._leaves):
             return "gradients are asked for by what is no parameter of the model"
         self._grads = [torch.zeros_like(self._made[place]) for place in self._graded]
         return None

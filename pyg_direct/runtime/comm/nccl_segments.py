@@ -5,6 +5,7 @@ Plans know only `Transport`, so that tests run several ranks of a plan on one de
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -214,10 +215,12 @@ class NcclSegments(_Lane):
             return oldest
         with self._lock, tolerate_captures():
             for key, (event, begin) in list(self._followed.items()):
-                if event.query():
-                    del self._followed[key]
-                else:
-                    oldest = min(oldest, begin)
+                with contextlib.suppress(RuntimeError):
+                    if not event.query():
+                        oldest = min(oldest, begin)
+                        continue
+                # It is over, or an error ended it, which the next call of the program meets.
+                del self._followed[key]
         return oldest
 
     def wait(self, event: torch.cuda.Event) -> None:
@@ -233,6 +236,9 @@ class NcclSegments(_Lane):
             raise RankError(self._reason)
 
     def _watch(self) -> None:
+        if self._device.type == "cuda":
+            # A thread has its own current device, whose context a query would make.
+            torch.cuda.set_device(self._device)
         while not self._ended.wait(_LOOK):
             since = self._since
             waited = 0.0 if since is None else time.monotonic() - since

@@ -203,6 +203,22 @@ def test_steps_with_sparse_gradients_stay_ordinary(graph):
 
 
 @pytest.mark.usefixtures("recording")
+def test_steps_with_parameters_of_others_stay_ordinary(graph):
+    model, users = make_model(graph, "cpu"), NodeEmbedding(graph.num_nodes, 1, device="cpu")
+    compute = make_compute(model)
+
+    def run(batch):
+        return compute(batch) + users(batch.n_id).mean()
+
+    step = GraphedStep(model, run, torch.optim.SGD(model.parameters()), names=["x", "y", "n_id"])
+    with pytest.warns(RuntimeWarning, match="reads parameters that neither model nor optimizer has"):
+        record(step, graph)
+
+    # The trial leaves no gradient there.
+    assert users.weight.grad is None
+
+
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("waits", [False, True])
 def test_waits_are_looked_for_before_a_step_is_recorded(graph, waits, monkeypatch):
     model, modes = make_model(graph, "cpu"), []
