@@ -356,3 +356,22 @@ def test_batches_with_fewer_first_nodes_than_seeds_are_left_to_ordinary_passes(d
         assert_near(find_gradients(model, call, batch), find_gradients(ordinary, call, batch))
 
     assert replay.replayed == before > 0
+
+
+class OfLists(Layers):
+    """Rows of a type come as several tensors."""
+
+    def forward(self, parts, edges):
+        return super().forward({kind: torch.cat(rows, 1) for kind, rows in parts.items()}, edges)
+
+
+def test_lists_of_tensors_are_read(data, device):
+    model = OfLists(data, sage).double().to(device)
+    accelerate(model, replay="auto")
+    edges_only = Layers(data, sage).double().to(device)
+
+    for batch in list_batches(data, device, epochs=4):
+        made = model({kind: [rows[:, :4], rows[:, 4:]] for kind, rows in batch.x_dict.items()}, batch.edge_index_dict)
+        edges_only.load_state_dict(model.state_dict())
+        expected = call_dicts(edges_only, batch)
+        torch.testing.assert_close(made["paper"], expected["paper"])
