@@ -78,7 +78,7 @@ def pack_rows(source: str | os.PathLike[str], target: str | os.PathLike[str], or
         target: `.safetensors` to write.
         order: Id of each row of the new file, int32 or int64 `[N]`: each of 0 to N - 1 once. None keeps the order of a
             `.parquet`, whose rows are only read one after the other; pack its new file in another order then.
-        memory: Host memory for rows that are moved at a time: bytes, or `"1G"`. With more memory, fewer pages are read twice.
+        memory: Host memory for rows that are moved at a time: bytes, or `"1G"`. Fewer pages are read twice with more.
 
     Raises:
         FileError: a file cannot be read or written, the disk is full, or `source` changes meanwhile.

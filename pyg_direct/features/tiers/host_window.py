@@ -34,8 +34,11 @@ from pyg_direct.runtime.comm.host_group import identify_host
 from pyg_direct.runtime.cuda.memory import Block
 from pyg_direct.runtime.host.shared_memory import SharedMemory, open_shared, pin
 
-if sys.platform == "linux":
+try:
     import fcntl
+except ImportError:
+    # Not on Linux: `open_host_window` opens none then.
+    fcntl = None  # type: ignore[assignment]
 
 # Marks of rows that have no slot.
 _NOWHERE, _UNDER_WAY = -1, -2

@@ -150,7 +150,7 @@ def end(how):
 
 def lose_rank(how, folder, is_last):
     """What ranks do while the last one ends."""
-    graph = open_graph(folder, timeout=LIMIT, silence=3)
+    graph = open_graph(folder, timeout=LIMIT, silence=8)
     loader = load(graph)
     if how == "before" and is_last:
         end(how)

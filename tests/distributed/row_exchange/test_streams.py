@@ -8,7 +8,6 @@ from unittest.mock import Mock
 import torch
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
-from pyg_direct.distributed import dist_neighbor_sampler as sampler_module
 from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.distributed.server.client_graph import ClientGraph, _Alone
 from pyg_direct.loader.prefetch.lockstep_ranks import Steps
@@ -19,7 +18,7 @@ from tests.distributed.server.client_graph.test_client import ServersHere
 def test_what_a_sample_says_of_its_links_is_held_too(folder, monkeypatch):
     held = []
     monkeypatch.setattr(Drawn, "record_stream", lambda drawn, stream: held.extend(drawn.tensors()))
-    monkeypatch.setattr(sampler_module, "current_stream", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     sampler = DistNeighborSampler(ClientGraph(ServersHere(folder), device="cpu"), [3, 2], disjoint=True)
     out = sampler.sample_from_edges(EdgeSamplerInput(None, torch.arange(5), torch.arange(5, 10)),
                                     NegativeSampling("binary"))  # fmt: skip
