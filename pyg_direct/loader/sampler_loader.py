@@ -331,6 +331,8 @@ class GeneralLoader(EpochLoader):
             try:
                 for batch, _ in foresight:
                     foresight.wait_for_sample(batch)
+                    # A window that is left before it reads is not listed.
+                    foresight.wait_for_rows(batch)
                     foresight.release(batch)
             finally:
                 foresight.close()

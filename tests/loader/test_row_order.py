@@ -1,5 +1,7 @@
 """Rows of a file packed for the epochs of a loader."""
 
+import time
+
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -21,6 +23,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features import range_reader
 from pyg_direct.features.disk_rates import DiskRates
 from pyg_direct.features.row_files import RowFile
+from pyg_direct.loader.prefetch.foresight import Foresight
 
 NODES, WIDTH = 6000, 128
 EDGES = torch.randint(NODES, (2, 30_000), generator=torch.Generator().manual_seed(0))
@@ -197,3 +200,17 @@ def test_wrong_arguments_are_named(path, device):
         order_by_reads(loader, Feature(device=device).from_file(path))
     with pytest.raises(ArgumentError, match="num_epochs must be an integer of at least 1, got 0"):
         order_by_reads(loader, feature, num_epochs=0)
+
+
+def test_the_last_window_is_listed_however_late_it_reads(path, device, monkeypatch):
+    loader, feature = open_loader(path, device)
+    expected = order_by_reads(loader, feature)
+    read_rows = Foresight._read_rows
+
+    def read_late(foresight, window):
+        time.sleep(0.05)
+        read_rows(foresight, window)
+
+    monkeypatch.setattr(Foresight, "_read_rows", read_late)
+
+    assert torch.equal(order_by_reads(loader, feature), expected)

@@ -146,12 +146,9 @@ class Foresight:
 
         def fetch(sample: Any, number: int, *item: Any) -> Any:
             with self._changed:
-                window, place = self._window_of.get(number), self._place_of.get(number, -1)
-            if window is None:
+                place = self._place_of.get(number, -1)
+            if not self.wait_for_rows(number):
                 return stages.fetch(sample, number, *item)
-            window.ready.wait()
-            if window.error is not None:
-                raise window.error
             with serving(self._by_tier, place):
                 return stages.fetch(sample, number, *item)
 
@@ -179,6 +176,17 @@ class Foresight:
         if self._stream is not None:
             sample.record_stream(current_stream(self._device.index))
         return sample
+
+    def wait_for_rows(self, number: int) -> bool:
+        """Wait until the rows of a batch's window are read, or raise its error; False if no window has the batch."""
+        with self._changed:
+            window = self._window_of.get(number)
+        if window is None:
+            return False
+        window.ready.wait()
+        if window.error is not None:
+            raise window.error
+        return True
 
     def release(self, number: int) -> None:
         """Forget a batch that has been made, or failed; the next window is planned after the last one of a window."""
