@@ -114,6 +114,25 @@ def test_links_of_a_graph_with_types(tmp_path, device, edge_type, options, negat
 
 
 @ON_GPU_PLANS
+@pytest.mark.filterwarnings("ignore:.*exclude_target_edges")
+def test_links_of_no_relation_of_the_graph_take_equal_exchanges_on_all_ranks(tmp_path, device):
+    graph, data = make_parts(), HeteroData()
+    write(tmp_path / "p", graph, 2)
+    for kind, count in graph.num_nodes.items():
+        data[kind].num_nodes = count
+    for kind, pairs in graph.edges.items():
+        data[kind].edge_index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
+    # The last rank has no links at last.
+    batches = list_links(data["author", "writes", "paper"].edge_index, 4, ("author", "likes", "paper"))
+
+    got = sample_in_parts(tmp_path / "p", batches, {"exclude_target_edges": True}, None, device)
+
+    alone = NeighborSampler(data, FANOUTS, device="cpu", exclude_target_edges=True)
+    for number, (links, (found, _)) in enumerate(zip(batches, got, strict=True)):
+        assert found == as_lists(alone.sample_from_edges(links, None, key=KEY + number))
+
+
+@ON_GPU_PLANS
 def test_links_with_negatives_take_the_exchanges_of_their_hops(tmp_path, device):
     data = make_data(40, 160)
     write_data(tmp_path / "p", data, 2)
