@@ -167,7 +167,10 @@ def test_a_lock_that_is_not_given_back_ends_the_sharing_alone(path, monkeypatch)
     first, second = Reader(path), Reader(path)
     first.fill(np.arange(100))
 
-    with first.window._locked(host_window.fcntl.LOCK_EX):
+    with (
+        first.window._locked(host_window.fcntl.LOCK_EX),
+        pytest.warns(LoaderWarning, match="was locked by other processes of this host for 0.1 seconds"),
+    ):
         second.fill(np.arange(100))
 
     assert second.holds(np.arange(100))
