@@ -134,8 +134,8 @@ class Feature:
         self._order: Tensor | None = None
         # The same of a file whose rows lie in another order, before `set_local_order`.
         self._places: Tensor | None = None
-        # True if these are all rows of a file, read into memory.
-        self.holds_file = False
+        # True if these are all rows of a file, read into memory; if the rows of its file lie in another order than ids.
+        self.holds_file = self.is_reordered = False
         # State for other processes; a lazy handle is opened on the current GPU.
         self._handle: Handle | None = None
         self._is_lazy = False
@@ -316,11 +316,6 @@ class Feature:
             raise ArgumentError(f"rows must be in memory to be read from there, got rows of {self.placement!r}")
         return stored
 
-    @property
-    def is_reordered(self) -> bool:
-        """True if the rows of its file lie in another order than ids."""
-        return self._places is not None
-
     def _find_rows(self, ids: Tensor, stored: MemoryRows | SpilledRows) -> Tensor:
         """Return positions of the rows of ids; -1 for an invalid id, if `set_local_order` named the rows."""
         if self._order is None:
@@ -461,6 +456,7 @@ class Feature:
             self._shape, self._dtype = shape, dtype
             keep = partial(self._keep, rank=self.rank, device_list=self.device_list)
             self._hold(spill_file(file, self.device, scores, count, hot_bytes, keep))
+        self.is_reordered = order is not None
         if order is not None:
             self._places = invert(order) + 1
             self._order = self._places.to(self.device)

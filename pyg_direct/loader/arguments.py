@@ -203,8 +203,8 @@ class WalkOptions(TorchOptions, total=False):
     uneven: str
 
 
-class _PlanOptions(TypedDict, total=False):
-    """Options of `NeighborLoader` that tell how neighbors are sampled, and where."""
+class _SampledOptions(TypedDict, total=False):
+    """Options of `NeighborLoader` that tell which batches are sampled, for graphs in parts too."""
 
     input_time: Tensor | None
     replace: bool
@@ -214,8 +214,21 @@ class _PlanOptions(TypedDict, total=False):
     weight_attr: str | None
     transform: Callable[[Any], Any] | None
     transform_sampler_output: Callable[[Any], Any] | None
-    is_sorted: bool
     filter_per_worker: bool | None
+    seed: int | None
+    prefetch: int
+    uneven: str
+    time_comparison: str
+    time_window: int | None
+    input_start_time: Tensor | None
+    input_end_time: Tensor | None
+    input_id: Tensor | None
+
+
+class _PlanOptions(_SampledOptions, total=False):
+    """Options of `NeighborLoader` that tell how neighbors are sampled, and where."""
+
+    is_sorted: bool
     directed: bool
     device: Device
     topology_placement: str | None
@@ -223,16 +236,8 @@ class _PlanOptions(TypedDict, total=False):
     sampling: str
     layer_dependency: bool
     super_batch: int | None
-    seed: int | None
-    prefetch: int
-    time_comparison: str
-    time_window: int | None
     ranks: tuple[int, int] | str | None
-    uneven: str
     custom_cls: Any
-    input_id: Tensor | None
-    input_start_time: Tensor | None
-    input_end_time: Tensor | None
 
 
 class InferOptions(WorkerOptions, _PlanOptions, total=False):
@@ -261,25 +266,8 @@ class SubGraphOptions(TorchOptions, _PlanOptions, total=False):
     ahead: int | str | None
 
 
-class DistSubGraphOptions(TorchOptions, total=False):
+class DistSubGraphOptions(TorchOptions, _SampledOptions, total=False):
     """Options of `DistNeighborLoader` that `DistSubGraphLoader` takes."""
 
-    input_time: Tensor | None
-    replace: bool
-    disjoint: bool
-    temporal_strategy: str
-    time_attr: str | None
-    weight_attr: str | None
-    transform: Callable[[Any], Any] | None
-    transform_sampler_output: Callable[[Any], Any] | None
-    filter_per_worker: bool | None
-    seed: int | None
-    prefetch: int
     ranks: str
-    uneven: str
-    time_comparison: str
-    time_window: int | None
-    input_start_time: Tensor | None
-    input_end_time: Tensor | None
     ahead: int
-    input_id: Tensor | None

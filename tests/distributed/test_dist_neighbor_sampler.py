@@ -94,16 +94,22 @@ def test_links_of_a_graph_without_types(tmp_path, device, name):
         assert found == as_lists(alone.sample_from_edges(links, negatives, key=KEY + number))
 
 
-@ON_GPU_PLANS
-@pytest.mark.parametrize("edge_type", [("author", "writes", "paper"), ("paper", "cites", "paper")], ids="_".join)
-@pytest.mark.parametrize(("options", "negatives"), [({}, "binary"), ({"exclude_target_edges": True}, TRIPLET)], ids=str)
-def test_links_of_a_graph_with_types(tmp_path, device, edge_type, options, negatives):
+def write_typed(folder):
+    """Write two parts of a graph with types; its relations as PyG has them."""
     graph, data = make_parts(), HeteroData()
-    write(tmp_path / "p", graph, 2)
+    write(folder, graph, 2)
     for kind, count in graph.num_nodes.items():
         data[kind].num_nodes = count
     for kind, pairs in graph.edges.items():
         data[kind].edge_index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
+    return data
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize("edge_type", [("author", "writes", "paper"), ("paper", "cites", "paper")], ids="_".join)
+@pytest.mark.parametrize(("options", "negatives"), [({}, "binary"), ({"exclude_target_edges": True}, TRIPLET)], ids=str)
+def test_links_of_a_graph_with_types(tmp_path, device, edge_type, options, negatives):
+    data = write_typed(tmp_path / "p")
     batches = list_links(data[edge_type].edge_index, 4, edge_type)
 
     got = sample_in_parts(tmp_path / "p", batches, options, negatives, device)
@@ -116,12 +122,7 @@ def test_links_of_a_graph_with_types(tmp_path, device, edge_type, options, negat
 @ON_GPU_PLANS
 @pytest.mark.filterwarnings("ignore:.*exclude_target_edges")
 def test_links_of_no_relation_of_the_graph_take_equal_exchanges_on_all_ranks(tmp_path, device):
-    graph, data = make_parts(), HeteroData()
-    write(tmp_path / "p", graph, 2)
-    for kind, count in graph.num_nodes.items():
-        data[kind].num_nodes = count
-    for kind, pairs in graph.edges.items():
-        data[kind].edge_index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
+    data = write_typed(tmp_path / "p")
     # The last rank has no links at last.
     batches = list_links(data["author", "writes", "paper"].edge_index, 4, ("author", "likes", "paper"))
 
