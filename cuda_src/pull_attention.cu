@@ -105,3 +105,107 @@ extern "C" __device__ int pull_row_16(int *, u64 to, int to_kind, u64 to_edges, 
 #undef PULL
     return 0;
 }
+
+template <class Kind>
+__device__ __forceinline__ void weigh_rows(float *to, const uint4 *x, const float *weights, int first, int last,
+                                           unsigned heads, unsigned pieces)
+{
+    const int ROWS = 4;
+    float total[Kind::items] = {};
+    for (int i = first; i < last; i += ROWS) {
+        uint4 raw[ROWS];
+        float weight[ROWS];
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
+            const u64 row = (u64)min(i + u, last - 1);
+            raw[u] = x[row * pieces];
+            weight[u] = i + u < last ? weights[row * heads] : 0.0f;
+        }
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
+            float value[Kind::items];
+            unpack(Kind(), raw[u], value);
+#pragma unroll
+            for (int k = 0; k < Kind::items; ++k) total[k] += weight[u] * value[k];
+        }
+    }
+    store_fp32<Kind::items>((u64)to, 0, total);
+}
+
+// Sum of a piece of the rows [first, last), times numbers of their head: fp32. `x` is the address of the piece of row
+// 0, and `weights` of the head's number there.
+extern "C" __device__ int weigh_rows_16(int *, u64 to, u64 x, u64 weights, long long first, long long last, int heads,
+                                        int pieces, int kind)
+{
+#define WEIGH(Kind)                                                                                                  \
+    weigh_rows<Kind>(reinterpret_cast<float *>(to), reinterpret_cast<const uint4 *>(x),                              \
+                     reinterpret_cast<const float *>(weights), (int)first, (int)last, (unsigned)heads,              \
+                     (unsigned)pieces)
+    if (kind == 0) WEIGH(Float32);
+    else if (kind == 1) WEIGH(Float16);
+    else WEIGH(Bfloat16);
+#undef WEIGH
+    return 0;
+}
+
+__device__ __forceinline__ void store_as(Float32, u64 to, const float *value) { store_fp32<4>(to, 0, value); }
+template <class Kind> __device__ __forceinline__ void store_as(Kind kind, u64 to, const float *value)
+{
+    store(kind, to, 0, value);
+}
+
+template <class Kind>
+__device__ __forceinline__ void join_rows(u64 to, u64 total_at, const float *grad, int first, int last, int kept,
+                                          unsigned pieces)
+{
+    const int ROWS = 2;
+    float total[Kind::items] = {};
+    for (int i = first; i < last; i += ROWS) {
+        float value[ROWS][Kind::items];
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u)
+            load_fp32<Kind::items>(grad + (u64)min(i + u, last - 1) * pieces * Kind::items, value[u]);
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
+            if (i + u >= last) break;
+#pragma unroll
+            for (int k = 0; k < Kind::items; ++k) total[k] += value[u][k];
+            if (i + u < kept) store_as(Kind(), to + (u64)(i + u) * pieces * 16, value[u]);
+        }
+    }
+    store_fp32<Kind::items>(total_at, 0, total);
+}
+
+// Sum of a piece of the fp32 rows [first, last) of a gradient, fp32 at `total`. Rows below `kept` are written to `to`,
+// of kind `kind`. Addresses are of the piece of row 0.
+extern "C" __device__ int join_rows_16(int *, u64 to, u64 total, u64 grad, long long first, long long last,
+                                       long long kept, int pieces, int kind)
+{
+#define JOIN(Kind)                                                                                                   \
+    join_rows<Kind>(to, total, reinterpret_cast<const float *>(grad), (int)first, (int)last, (int)kept,              \
+                    (unsigned)pieces)
+    if (kind == 0) JOIN(Float32);
+    else if (kind == 1) JOIN(Float16);
+    else JOIN(Bfloat16);
+#undef JOIN
+    return 0;
+}
+
+// Four numbers of a sum of fp32 rows: those of `bias`, unless it is zero, and of row `row` of each part [first, last)
+// that has it. Part k begins at row starts[k] of `out`, whose address is that of the piece of row 0.
+extern "C" __device__ int add_parts_4(int *, u64 to, u64 out, u64 bias, u64 starts, u64 sizes, long long first,
+                                      long long last, long long row, int pieces)
+{
+    float total[4] = {};
+    if (bias != 0) load_fp32<4>(reinterpret_cast<const float *>(bias), total);
+    for (long long k = first; k < last; ++k) {
+        if (row >= reinterpret_cast<const long long *>(sizes)[k]) continue;
+        float value[4];
+        const u64 at = (u64)(reinterpret_cast<const long long *>(starts)[k] + row) * (unsigned)pieces * 4;
+        load_fp32<4>(reinterpret_cast<const float *>(out) + at, value);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total[i] += value[i];
+    }
+    store_fp32<4>(to, 0, total);
+    return 0;
+}

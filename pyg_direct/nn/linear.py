@@ -5,6 +5,7 @@ On an H200 torch adds up the gradients of 107,000 rows of 256 in 117 us, and mul
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,6 +26,7 @@ _TILE, _ENOUGH_TILES, _LEAST_PIECE = 128, 256, 2048
 _SPLIT_BY_TORCH = 47
 # torch 2.8 and later.
 _has_wide_products = hasattr(torch.ops.aten.mm, "dtype")
+_has_wide_sums = hasattr(torch.ops.aten.mm, "dtype_out") and hasattr(torch.ops.aten.addmm, "dtype_out")
 
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None = None,
@@ -68,11 +70,60 @@ def multiply_exactly(rows: Tensor, wide: Tensor) -> Tensor:
     with without_autocast(rows.device.type):
         if rows.dtype == wide.dtype:
             return rows @ wide
-        if not _has_wide_products or rows.dtype != torch.bfloat16 or not rows.is_cuda or torch.is_grad_enabled():
+        if not splits(rows, wide.dtype):
             return rows.to(wide.dtype) @ wide
-        high = wide.to(rows.dtype)
-        both = torch.mm(rows, torch.cat([high, (wide - high).to(rows.dtype)], dim=1), out_dtype=torch.float32)
+        both = multiply_widely(rows, torch.cat(split_in_two(wide, rows.dtype), dim=1))
     return both[:, : wide.shape[1]] + both[:, wide.shape[1] :]
+
+
+def splits(rows: Tensor, dtype: torch.dtype) -> bool:
+    """Report whether rows are multiplied by matrices of fp32 in two parts of their own dtype."""
+    is_wider = rows.dtype == torch.bfloat16 and dtype == torch.float32
+    return is_wider and _has_wide_products and rows.is_cuda and not torch.is_grad_enabled()
+
+
+def split_in_two(wide: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return two tensors of a dtype whose sum is near one of fp32."""
+    high = wide.to(dtype)
+    return high, (wide - high).to(dtype)
+
+
+def multiply_widely(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply rows by a matrix of their 16 bits, with fp32 results; for the rows of `splits`."""
+    with without_autocast(rows.device.type):
+        return torch.mm(rows, matrix, out_dtype=torch.float32)
+
+
+def multiply_into(total: Tensor, rows: Tensor, matrix: Tensor, *, adds: bool) -> None:
+    """Write rows `[N, K]` times a matrix `[K, M]` of their dtype to `total` `[N, M]`, of this dtype or fp32, or add
+    them to it. On a GPU the products reach fp32 without a rounding in between.
+    """
+    with without_autocast(total.device.type):
+        if rows.dtype == total.dtype:
+            torch.addmm(total, rows, matrix, beta=int(adds), out=total)
+        elif _has_wide_sums and rows.is_cuda and total.dtype == torch.float32:
+            if not adds:
+                torch.mm(rows, matrix, out_dtype=total.dtype, out=total)
+            elif _adds_widely(rows.device, rows.dtype):
+                torch.addmm(total, rows, matrix, out_dtype=total.dtype, out=total)
+            else:
+                total.add_(torch.mm(rows, matrix, out_dtype=total.dtype))
+        elif adds:
+            total.add_(rows @ matrix)
+        else:
+            total.copy_(rows @ matrix)
+
+
+@functools.cache
+def _adds_widely(device: torch.device, dtype: torch.dtype) -> bool:
+    """Report whether torch adds products of 16 bits to fp32 in place: earlier versions refuse such sums."""
+    rows, total = torch.zeros(8, 8, dtype=dtype, device=device), torch.zeros(8, 8, device=device)
+    try:
+        # Refused by the host, so that a captured graph does not end.
+        torch.addmm(total, rows, rows, out_dtype=total.dtype, out=total)
+    except RuntimeError:
+        return False
+    return True
 
 
 def multiply_tall(rows: Tensor, wide: Tensor) -> Tensor:
@@ -95,16 +146,15 @@ def multiply_tall(rows: Tensor, wide: Tensor) -> Tensor:
     with without_autocast(rows.device.type):
         parts = [wide]
         if is_split:
-            high = wide.to(rows.dtype)
-            parts = [high, (wide - high).to(rows.dtype)]
+            parts = list(split_in_two(wide, rows.dtype))
         length = count // pieces
         both = torch.cat(parts, dim=1) if is_split else wide
         whole = length * pieces
         total = torch.bmm(rows[:whole].reshape(pieces, length, width).transpose(1, 2),
                           both[:whole].reshape(pieces, length, -1)).sum(0, dtype=work)  # fmt: skip
-        if is_split:
-            total = total.view(width, len(parts), -1).sum(1)
-        return total if whole == count else total + multiply_exactly(rows[whole:].t(), wide[whole:])
+        if whole < count:
+            multiply_into(total, rows[whole:].t(), both[whole:], adds=True)
+        return total.view(width, len(parts), -1).sum(1) if is_split else total
 
 
 def multiply_heads(rows: Tensor, weight: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from pyg_direct.nn import linear
-from pyg_direct.nn.linear import add_up, multiply, multiply_exactly, multiply_heads, multiply_tall
+from pyg_direct.nn.linear import add_up, multiply, multiply_exactly, multiply_heads, multiply_into, multiply_tall
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from tests.nn.convolutions import assert_near
 
@@ -147,3 +147,31 @@ def test_heads_under_autocast_are_as_near_as_those_of_torch(real_device, in_piec
         errors.append(float((found - exact).norm() / exact.norm()))
 
     assert errors[1] <= 1.5 * errors[0] + 1e-3
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [7, 0])
+def test_products_are_written_or_added(real_device, adds, dtype, count):
+    rows, matrix = torch.randn(count, 8, device=real_device).to(dtype), torch.randn(8, 16, device=real_device).to(dtype)
+    before = torch.randn(count, 16, device=real_device)
+    # Numbers that are not read.
+    total = before.clone() if adds else torch.full_like(before, float("nan"))
+
+    multiply_into(total, rows, matrix, adds=adds)
+
+    expected = rows.float() @ matrix.float() + (before if adds else 0)
+    tolerance = 1e-5 if dtype == torch.float32 or rows.is_cuda else 3e-2
+    torch.testing.assert_close(total, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.gpu
+def test_sums_in_fp32_do_without_the_sums_of_later_versions_of_torch(monkeypatch):
+    rows, matrix = torch.randn(7, 8, device="cuda").bfloat16(), torch.randn(8, 16, device="cuda").bfloat16()
+    totals = [torch.ones(7, 16, device="cuda") for _ in range(2)]
+    multiply_into(totals[0], rows, matrix, adds=True)
+    monkeypatch.setattr(linear, "_adds_widely", lambda *_: False)
+
+    multiply_into(totals[1], rows, matrix, adds=True)
+
+    torch.testing.assert_close(*totals)

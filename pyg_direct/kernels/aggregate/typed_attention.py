@@ -103,6 +103,81 @@ def pull_attention_gpu(x, grad, indptr, target, edge, alpha, totals, by_source, 
                         shifts[relation], heads, pieces, lane, lanes, mask, slope, kind)  # fmt: skip
 
 
+weigh_rows_16 = device_function("weigh_rows_16", "u8 u8 u8 i8 i8 i4 i4 i4")
+join_rows_16 = device_function("join_rows_16", "u8 u8 u8 i8 i8 i8 i4 i4")
+add_parts_4 = device_function("add_parts_4", "u8 u8 u8 u8 u8 i8 i8 i8 i4")
+
+
+@gpu_kernel("u8 u8 i8[] i8 i4 i4 i4 u8", sources=("aggregate", "pull_attention"))
+def score_rows_gpu(x, vectors, bounds, num_rows, heads, lanes, kind, scores):
+    """scores[s, h] = x[s, h] . vector[h], with the vector of the relation of source s; see `pull_attention_gpu`."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    pieces = heads * lanes
+    row = np.int64(quotient(np.uint64(thread), pieces))
+    if row < num_rows:
+        piece = np.int32(thread - row * pieces)
+        head = piece // lanes
+        lane = piece - head * lanes
+        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        place = (find_relation(bounds, row) * pieces + piece) * (16 if kind == 0 else 32)
+        dot_head_16(scores + np.uint64((row * heads + head) * 4), x + np.uint64(thread * 16),
+                    vectors + np.uint64(place), lane, lanes, mask, kind)  # fmt: skip
+
+
+@gpu_kernel("u8 u8 i8[] i8[] i8 i8 i4 i4 i4 u8", sources=("aggregate", "pull_attention"))
+def weigh_rows_gpu(x, weights, bounds, slices, length, num_slices, heads, pieces, kind, partials):
+    """partials[i] = sum over the rows s of slice i of x[s], each head times weights[s, h].
+
+    A slice is `length` rows of one relation, the last of it fewer. The slices of relation r begin at slices[r], and its
+    rows at bounds[r]. A thread computes one piece.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    number = np.int64(quotient(np.uint64(thread), pieces))
+    if number < num_slices:
+        piece = np.int32(thread - number * pieces)
+        relation = find_relation(slices, number)
+        first = bounds[relation] + (number - slices[relation]) * length
+        last = min(first + length, bounds[relation + 1])
+        head = piece // (pieces // heads)
+        weigh_rows_16(partials + np.uint64(thread * (16 if kind == 0 else 32)), x + np.uint64(piece * 16),
+                      weights + np.uint64(head * 4), first, last, heads, pieces, kind)  # fmt: skip
+
+
+@gpu_kernel("u8 i8 i8 i8 i8 i4 i4 u8 u8", sources=("aggregate", "pull_attention"))
+def join_rows_gpu(grad, num_rows, num_kept, length, num_slices, pieces, kind, joined, partials):
+    """partials[i] = sum of the rows of slice i of `grad`, fp32, each of `length` rows; the first `num_kept` rows are
+    also written to `joined` in their kind.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    number = np.int64(quotient(np.uint64(thread), pieces))
+    if number < num_slices:
+        piece = np.int32(thread - number * pieces)
+        first = number * length
+        last = min(first + length, num_rows)
+        bytes_of_piece = 16 if kind == 0 else 32
+        join_rows_16(joined + np.uint64(piece * 16), partials + np.uint64(thread * bytes_of_piece),
+                     grad + np.uint64(piece * bytes_of_piece), first, last, num_kept, pieces, kind)  # fmt: skip
+
+
+@gpu_kernel("u8 u8 i8[] i8[] u8 u8 i8 i4 u8", sources=("aggregate", "pull_attention"))
+def add_groups_gpu(out, bias, firsts, members, starts, sizes, num_rows, pieces, totals):
+    """Sums of the results of relations into one type, fp32, and its row of `bias` unless this is zero.
+
+    The rows of type g begin at firsts[g] of `totals`. Its relations are members[g] to members[g + 1]; relation k has
+    sizes[k] rows of `out`, from starts[k] on. A thread computes four numbers.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    row = np.int64(quotient(np.uint64(thread), pieces))
+    if row < num_rows:
+        piece = thread - row * pieces
+        kind = find_relation(firsts, row)
+        of_bias = np.uint64(0)
+        if bias != 0:
+            of_bias = bias + np.uint64((kind * pieces + piece) * 16)
+        add_parts_4(totals + np.uint64(thread * 16), out + np.uint64(piece * 16), of_bias, starts, sizes, members[kind],
+                    members[kind + 1], row - firsts[kind], pieces)  # fmt: skip
+
+
 attend_pair_16 = device_function("attend_pair_16", "u8 i4 u8 u8 u8 u8 u8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
 pull_key_16 = device_function("pull_key_16", "u8 i4 u8 u8 u8 u8 u8 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
 pull_query_16 = device_function("pull_query_16", "u8 u8 u8 u8 u8 u8 u8 i8 i8 i4 i4 f4 i4")

@@ -29,7 +29,8 @@ from pyg_direct.nn.hetero.joined_edges import (
     split_apart,
     sum_apart,
 )
-from pyg_direct.nn.linear import multiply, without_autocast
+from pyg_direct.nn.hetero.projection import project
+from pyg_direct.nn.linear import multiply
 from pyg_direct.nn.module_state import is_attached
 from pyg_direct.nn.paths import NO_WEIGHTS, OWN_LOOPS
 from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
@@ -37,7 +38,7 @@ from pyg_direct.nn.trimming import Kept, is_linear
 from pyg_direct.nn.whole_graphs import find_whole, may_find
 from pyg_direct.ops.aggregate.compute_softmax import attend, pick_scores, softmax
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate
-from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
+from pyg_direct.ops.run_kernel import is_heard, is_recorded, runs_on_gpu
 
 # Stored rows of these dtypes are widened by autocast where a matrix first reads them.
 _STORED = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -314,7 +315,9 @@ def _plan(relations: Sequence[Relation], groups: list[list[int]]) -> tuple[Group
 
 def _is_fused(module: Any, made: Tensor, read: ReadSources, vector: Tensor) -> bool:
     is_plain_sum = module.concat and not (module.training and module.dropout)
-    return is_plain_sum and vector.dtype == torch.float32 and can_attend(made, module.heads, read)
+    # Modes see only torch's operators.
+    return (is_plain_sum and vector.dtype == torch.float32 and not is_heard(made)
+            and can_attend(made, module.heads, read))  # fmt: skip
 
 
 def _add_up(relations: Sequence[Relation], plan: Groups, out: Tensor, used: Used, biases: list[Tensor | None]
@@ -337,16 +340,17 @@ def _project(relations: Sequence[Relation], sizes: Sequence[int], used: Used) ->
     """
     first, read = relations[0].conv, read_sources(relations, sizes)
     left, right = zip(*(_matrices(relation.conv) for relation in relations), strict=True)
-    dtype, out_dtype = _find_dtype(first, relations[0].sources), None
+    dtype = _find_dtype(first, relations[0].sources)
     weights, biases = [matrix.weight for matrix in right], [matrix.bias for matrix in right]
     if not _adds_rows(first):
-        # (x W) a = x (W a)
-        weights = [_fold(weight, relation.conv.att_dst) for weight, relation in zip(weights, relations, strict=True)]
-        out_dtype = first.att_src.dtype
+        made, of_targets = project(relations, [matrix.weight for matrix in left], weights,
+                                   [relation.conv.att_dst for relation in relations], read.split(), sizes, used,
+                                   dtype)  # fmt: skip
+        return made, of_targets, read
     made = multiply_apart([relation.sources for relation in relations], [matrix.weight for matrix in left], used,
                           [matrix.bias for matrix in left], rows=read.split(), dtype=dtype)  # fmt: skip
     of_targets = multiply_apart([relation.own for relation in relations], weights, used, biases,
-                                rows=[slice(size) for size in sizes], dtype=dtype, out_dtype=out_dtype)  # fmt: skip
+                                rows=[slice(size) for size in sizes], dtype=dtype)  # fmt: skip
     return made, of_targets, read
 
 
@@ -371,13 +375,6 @@ def _sum_joined(made: Tensor, scores: _Given, edges: JoinedEdges, module: Any, s
         dropout=module.dropout if module.training else 0.0,
         transposed=edges.transpose(torch.is_grad_enabled() and made.requires_grad),
         widens=made.dtype != pick_scores(*scores).dtype)  # fmt: skip
-
-
-def _fold(weight: Tensor, vector: Tensor) -> Tensor:
-    """Multiply a matrix `[H * C, D]` by a vector of each head `[1, H, C]`: `[H, D]`."""
-    _, heads, channels = vector.shape
-    with without_autocast(weight.device.type):
-        return torch.bmm(vector.view(heads, 1, channels), weight.view(heads, channels, -1)).squeeze(1)
 
 
 def _finish_joined(relation: Relation, out: Tensor) -> Tensor:

@@ -17,15 +17,19 @@ from torch.autograd import Function
 
 from pyg_direct.kernels.aggregate.sum import LONG_ROW
 from pyg_direct.nn.hetero.joined_edges import Groups, ReadSources, Used, multiply_apart, sum_apart
-from pyg_direct.nn.linear import add_up, multiply_exactly, multiply_tall
 from pyg_direct.nn.sorted_edges import may_wait
 from pyg_direct.ops.aggregate.compute_softmax import attend, attend_rows
 from pyg_direct.ops.aggregate.compute_typed_attention import (
     BySource,
+    Places,
+    add_groups,
     attend_pairs as attend_pairs_of,
     can_pull,
+    join_gradients,
     pull_attention,
     pull_pairs,
+    pull_vectors,
+    score_rows,
     sum_by_source,
 )
 from pyg_direct.ops.aggregate.operators import operators
@@ -49,12 +53,6 @@ def _spread(vector: Tensor) -> Tensor:
     """Return a matrix `[H, H * C]` that multiplies each head by its part of a vector `[1, H, C]`."""
     heads = torch.eye(vector.shape[1], dtype=vector.dtype, device=vector.device).unsqueeze(-1)
     return (heads * vector).flatten(1)
-
-
-def _spread_all(vectors: Sequence[Tensor]) -> Tensor:
-    """Return the transposed matrix of `_spread` for each vector, `[R, H * C, H]`."""
-    heads = torch.eye(vectors[0].shape[1], dtype=vectors[0].dtype, device=vectors[0].device).unsqueeze(-1)
-    return (heads * torch.stack(list(vectors))).flatten(2).transpose(1, 2)
 
 
 def score_pairs(made: Tensor, others: Tensor, vectors: Sequence[Tensor], read: ReadSources, used: Used, slope: float
@@ -143,8 +141,7 @@ class _Attend(Function):
     @staticmethod
     def forward(ctx: Any, layer: _Layer, made: Tensor, by_target: Tensor, *given: Any) -> tuple[Tensor, ...]:
         edges, vectors = layer.read.edges, given[: len(layer.read.sizes)]
-        parts = zip(made.split_with_sizes(layer.read.sizes), _spread_all(vectors), strict=True)
-        by_source = torch.cat([multiply_exactly(part, matrix) for part, matrix in parts])
+        by_source = score_rows(made, _stack(vectors), vectors[0].shape[1], _lay_out(layer))
         degree, tracked = -1 if edges.max_degree is None else edges.max_degree, any(ctx.needs_input_grad)
         out, alpha = attend_rows(made, by_source, by_target, None, edges.indptr, edges.row, sum(edges.sizes), False,
                                  layer.slope, degree, tracked, True)  # fmt: skip
@@ -157,22 +154,20 @@ class _Attend(Function):
         layer.groups.note(grads, layer.used)
         if torch.is_grad_enabled():
             return None, *_differentiate(_compose, layer, [made, by_target, *given], grads, wants)
-        biases = _sum_biases(grads, wants[2 + count :])
+        places = _lay_out(layer)
+        joined, biases = _join_grads(grads, made, places, wants[2 + count :])
         if not (any(wants[: 2 + count]) and any(layer.used)):
             return None, None, None, *(None,) * count, *biases
         order, vectors = _order(layer), given[:count]
-        to_made, to_edges = pull_attention(made, _join_grads(layer, grads, made), out, alpha, by_source, by_target,
-                                           _stack(vectors), order, layer.slope)  # fmt: skip
+        to_made, to_edges = pull_attention(made, joined, out, alpha, by_source, by_target, _stack(vectors), order,
+                                           places, layer.slope)  # fmt: skip
         degree = -1 if read.edges.max_degree is None else read.edges.max_degree
         to_target = operators().sum_rows(to_edges, read.edges.indptr, None, None, len(out), False, degree)
         to_vectors: list[Tensor | None] = [None] * count
         if any(wants[2 : 2 + count]):
-            to_source = sum_by_source(to_edges, order, len(made))
-            parts = (part.split_with_sizes(read.sizes) for part in (made, to_source))
-            for i, (rows, scores) in enumerate(zip(*parts, strict=True)):
-                if layer.used[i] and wants[2 + i]:
-                    heads = multiply_tall(rows, scores).view(*vectors[i].shape[1:], -1)
-                    to_vectors[i] = heads.diagonal(dim1=0, dim2=2).t().unsqueeze(0)
+            pulled = pull_vectors(made, sum_by_source(to_edges, order, len(made)), places)
+            parts = zip(pulled.unbind(), vectors, layer.used, wants[2:], strict=False)
+            to_vectors = [row.view(vector.shape) if used and wanted else None for row, vector, used, wanted in parts]
         return None, to_made, to_target, *to_vectors, *biases
 
 
@@ -181,7 +176,7 @@ class _AttendPairs(Function):
     def forward(ctx: Any, layer: _Layer, made: Tensor, others: Tensor, *given: Any) -> tuple[Tensor, ...]:
         edges, order, vectors = layer.read.edges, _order(layer), given[: len(layer.read.sizes)]
         out, alpha = attend_pairs_of(made, others, _stack(vectors), vectors[0].shape[1], edges.indptr, order.row,
-                                     order.targets, layer.slope, any(ctx.needs_input_grad))  # fmt: skip
+                                     _lay_out(layer).targets, layer.slope, any(ctx.needs_input_grad))  # fmt: skip
         return _finish(ctx, layer, (made, others, *given), (alpha, out))
 
     @staticmethod
@@ -191,12 +186,13 @@ class _AttendPairs(Function):
         layer.groups.note(grads, layer.used)
         if torch.is_grad_enabled():
             return None, *_differentiate(_compose_pairs, layer, [made, others, *given], grads, wants)
-        biases = _sum_biases(grads, wants[2 + count :])
+        places = _lay_out(layer)
+        joined, biases = _join_grads(grads, made, places, wants[2 + count :])
         if not (any(wants[: 2 + count]) and any(layer.used)):
             return None, None, None, *(None,) * count, *biases
         order, vectors = _order(layer), given[:count]
-        to_made, to_others, along = pull_pairs(made, others, _stack(vectors), _join_grads(layer, grads, made), out,
-                                               alpha, edges.indptr, order.row, order, layer.slope)  # fmt: skip
+        to_made, to_others, along = pull_pairs(made, others, _stack(vectors), joined, out, alpha, edges.indptr,
+                                               order.row, order, places, layer.slope)  # fmt: skip
         assert along is not None
         parts = zip(along.split_with_sizes(edges.sizes), vectors, layer.used, wants[2:], strict=False)
         to_vectors = [rows.sum(0).view(vector.shape) if used and wanted else None
@@ -210,42 +206,40 @@ def _finish(ctx: Any, layer: _Layer, given: tuple[Any, ...], made: tuple[Tensor,
     ctx.layer = layer
     if any(ctx.needs_input_grad):
         ctx.save_for_backward(*given, *made)
-    return layer.groups.add_up(made[-1], given[2 + len(layer.read.sizes) :])
+    return add_groups(made[-1], given[2 + len(layer.read.sizes) :], _lay_out(layer))
 
 
 def _stack(vectors: Sequence[Tensor]) -> Tensor:
     return torch.cat([vector.flatten(1) for vector in vectors])
 
 
-def _join_grads(layer: _Layer, grads: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """Return the gradients of the sums of each type that edges lead to, one after the other, in the dtype of rows."""
-    sizes = [max(layer.groups.sizes[i] for i in group) for group in layer.groups.relations]
-    joined = torch.empty(sum(sizes), like.shape[1], dtype=like.dtype, device=like.device)
-    for part, grad in zip(joined.split_with_sizes(sizes), grads, strict=True):
-        part.zero_() if grad is None else part.copy_(grad[: len(part)])
-    return joined
+def _join_grads(grads: Sequence[Tensor | None], like: Tensor, places: Places, wants: Sequence[bool]
+                ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
+    """Return the gradients of the sums of each type that edges lead to, one after the other, in the dtype of rows; and
+    the gradients of biases.
+    """
+    joined, sums = join_gradients(grads, like.dtype, like.shape[1], places)
+    parts = zip(sums.unbind(), grads, wants, strict=True)
+    return joined, [row if grad is not None and wanted else None for row, grad, wanted in parts]
 
 
-def _sum_biases(grads: Sequence[Tensor | None], wants: Sequence[bool]) -> list[Tensor | None]:
-    return [add_up(grad) if grad is not None and wanted else None for grad, wanted in zip(grads, wants, strict=True)]
+def _lay_out(layer: _Layer) -> Places:
+    """Return where relations and types begin, once for the layers that share them."""
+    edges, groups, sources = layer.read.edges, layer.groups, layer.read.sizes
+    given = tuple(map(tuple, groups.relations)), tuple(groups.counts), tuple(groups.sizes)
+    made: Places = edges.batch.remember(
+        ("places", *edges.key, *given),
+        lambda: Places.of(sources, groups.sizes, groups.relations, groups.counts, edges.row.device,
+                          not may_wait(edges.row)))  # fmt: skip
+    return made
 
 
 def _order(layer: _Layer) -> BySource:
     """Return the edges by source, sorted once for the layers that share them."""
-    read, groups = layer.read, layer.groups
-    edges = read.edges
-    begins = list(accumulate(edges.sizes, initial=0))
-    shifts, first = [0] * len(edges.sizes), 0
-    for group in groups.relations:
-        for i in group:
-            shifts[i] = first - begins[i]
-        first += max(groups.sizes[i] for i in group)
-
-    def make() -> BySource:
-        sources = list(accumulate(read.sizes, initial=0))
-        return BySource.of(edges.row, edges.target, sources, begins, shifts, not may_wait(edges.row))
-
-    made: BySource = edges.batch.remember(("order", *edges.key, *shifts), make)
+    edges, num_sources = layer.read.edges, sum(layer.read.sizes)
+    made: BySource = edges.batch.remember(
+        ("order", *edges.key), lambda: BySource.of(edges.row, edges.target, num_sources, not may_wait(edges.row))
+    )
     return made
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -168,23 +168,34 @@ class ReadSources(NamedTuple):
     """Sources that edges read, and the edges from them, relation after relation.
 
     Attributes:
-        rows: Rows of each relation's sources that have an edge, each once, ascending `[U]`; None for all rows.
+        rows: Rows of each relation's sources that have an edge, each once, ascending, `[sum of these]`; None if every
+            relation has all rows.
         sizes: Number of sources of each relation. In a captured graph it is an upper bound, and the remaining rows are
             0.
+        has_all: For each relation, True if its sources are all rows, which `rows` then leaves out.
     """
 
     rows: Tensor | None
     sizes: list[int]
     edges: JoinedEdges
+    has_all: Sequence[bool] = ()
 
     def split(self) -> list[Tensor | None]:
         """Return the rows of each relation; None for all rows."""
-        return [None] * len(self.sizes) if self.rows is None else list(self.rows.split(self.sizes))
+        if self.rows is None:
+            return [None] * len(self.sizes)
+        has_all = self.has_all or [False] * len(self.sizes)
+        sizes = [size for size, is_whole in zip(self.sizes, has_all, strict=True) if not is_whole]
+        parts = iter(self.rows.split(sizes))
+        return [None if is_whole else next(parts) for is_whole in has_all]
 
 
 # Sources over an upper bound of those with edges, from which on only these are multiplied: on a GPU the host waits for
 # their number.
 _SPARSE = 2
+# Share of a relation's sources with edges, from which on all are multiplied: to copy rows, and to add their gradients
+# in other places, takes a GPU longer than products with the others.
+_MOSTLY = 0.6
 
 
 def read_sources(relations: Sequence[Relation], sizes: Sequence[int]) -> ReadSources:
@@ -209,18 +220,27 @@ def _find_read(edges: JoinedEdges, key: tuple[Any, ...], begins: list[int], most
     # Sources with an edge before each source.
     before = row.new_zeros(num_sources + 1)
     torch.cumsum(is_read, 0, dtype=row.dtype, out=before[1:])
-    place = before.index_select(0, row)
-    if not may_wait(row):
-        # The host cannot know their number: each relation begins where it would with the most sources.
-        counts, starts = most, accumulate(most, initial=0)
-        parts = zip(place.split(edges.counts), begins, starts, strict=False)
-        place = torch.cat([part - before[begin] + start for part, begin, start in parts])
-    else:
+    sizes = [end - begin for begin, end in pairwise([*begins, num_sources])]
+    if may_wait(row):
         bounds = torch.tensor([*begins, num_sources], device=row.device)
         counts = before.index_select(0, bounds).diff().tolist()
-    rows = torch.cat(torch._foreach_sub(list(row.split(edges.counts)), begins))
-    rows = row.new_zeros(sum(counts)).scatter_(0, place, rows)
-    return ReadSources(rows, counts, edges._replace(row=place, num_sources=sum(counts), key=key))
+    else:
+        # The host cannot know their number: each relation begins where it would with the most sources.
+        counts = most
+    has_all = [count >= _MOSTLY * size for count, size in zip(counts, sizes, strict=True)]
+    counts = [size if is_whole else count for count, size, is_whole in zip(counts, sizes, has_all, strict=True)]
+    starts = list(accumulate(counts, initial=0))
+    parts = row.split(edges.counts)
+    shifts = [start - begin for start, begin in zip(starts, begins, strict=False)]
+    places = list(torch._foreach_add(parts, shifts))
+    picked = [i for i, is_whole in enumerate(has_all) if not is_whole]
+    rows, first = row.new_zeros(sum(counts[i] for i in picked)), 0
+    for i in picked:
+        rank = before.index_select(0, parts[i]) - before[begins[i]]
+        rows.narrow(0, first, counts[i]).scatter_(0, rank, parts[i] - begins[i])
+        places[i], first = rank + starts[i], first + counts[i]
+    edges = edges._replace(row=torch.cat(places), num_sources=starts[-1], key=key)
+    return ReadSources(rows, counts, edges, has_all)
 
 
 def begin_apart(relations: Sequence[Relation]) -> tuple[list[int], int]:
@@ -294,7 +314,8 @@ class _Plan(NamedTuple):
     num_tables: int
 
 
-def _pick(table: Tensor, rows: Picked) -> Tensor:
+def pick(table: Tensor, rows: Picked) -> Tensor:
+    """Return rows of a table; see `Picked`."""
     return table.index_select(0, rows) if isinstance(rows, Tensor) else table if rows is None else table[rows]
 
 
@@ -335,7 +356,7 @@ class _Products(Function):
         tables, weights, biases = given[:num_tables], given[num_tables : num_tables + count], given[-count:]
         # Once for all relations that read a table.
         read = [table.to(dtype) for table in tables]
-        picked = [_pick(read[place], rows) for place, rows in zip(plan.places, plan.rows, strict=True)]
+        picked = [pick(read[place], rows) for place, rows in zip(plan.places, plan.rows, strict=True)]
         ctx.used, ctx.plan, ctx.sizes = used, plan, [len(part) for part in picked]
         ctx.save_for_backward(*tables, *weights, *picked)
         out = torch.empty(sum(ctx.sizes), len(weights[0]), dtype=plan.out_dtype, device=tables[0].device)
@@ -361,7 +382,7 @@ class _Products(Function):
                 continue
             weight, rows = weights[i], picked[i]
             if again:
-                rows = _pick(tables[place].to(plan.dtype), plan.rows[i])
+                rows = pick(tables[place].to(plan.dtype), plan.rows[i])
             if wants[place]:
                 found[place] = _add_rows(found[place], tables[place], plan.rows[i], part @ weight.to(part.dtype), again)
             if wants[num_tables + i]:
@@ -380,7 +401,8 @@ def _add_rows(total: Tensor | None, table: Tensor, rows: Picked, grad: Tensor, a
         rows = torch.arange(len(table), device=table.device)[rows]
     total = table.new_zeros(table.shape) if total is None else total
     if isinstance(rows, slice):
-        total[rows] += grad
+        # Augmented assignment would also copy the sum to itself.
+        total[rows].add_(grad)
         return total
     return total.index_add(0, rows, grad) if again else total.index_add_(0, rows, grad)
 
@@ -406,7 +428,7 @@ class Groups(NamedTuple):
             if bias is not None:
                 total.copy_(bias)
             for i in group:
-                total[: self.sizes[i]] += parts[i]
+                total.narrow(0, 0, self.sizes[i]).add_(parts[i])
             totals.append(total)
         return tuple(totals)
 

@@ -140,8 +140,12 @@ class HopRows(NamedTuple):
     room: Sequence[int]
 
 
+# Bytes of a hop from which on it is copied alone: a GPU's launch for many tensors copies large ones at half the rate.
+_COPIED_ALONE = 1 << 22
+
+
 def copy_hops(parts: Iterable[HopRows]) -> None:
-    """Copy rows of each hop to its places, the first of them; rows of one dtype together."""
+    """Copy rows of each hop to its places, the first of them; few rows of one dtype together."""
     pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for rows, place, counts, room in parts:
         if rows.dtype.itemsize == 1:
@@ -151,8 +155,12 @@ def copy_hops(parts: Iterable[HopRows]) -> None:
         first = begin = 0
         for count, size in zip(counts, room, strict=True):
             if count > 0:
-                targets.append(place.narrow(0, begin, count))
-                sources.append(rows.narrow(0, first, count))
+                target, source = place.narrow(0, begin, count), rows.narrow(0, first, count)
+                if source.numel() * source.element_size() >= _COPIED_ALONE:
+                    target.copy_(source)
+                else:
+                    targets.append(target)
+                    sources.append(source)
             first, begin = first + count, begin + size
     for targets, sources in pairs.values():
         if targets:

@@ -219,10 +219,10 @@ class RecordedPasses:
                 return foreign
             traces = Traces(model, self._list_given())
             # Also results that depend on the model's arguments, which are others here.
-            reason = (find_wait(self._run, Exception) or traces.find() or self._find_misfit() or self._find_return()
-                      or self._find_difference(model, call))  # fmt: skip
-            if reason is None and not self._is_padded:
+            reason = find_wait(self._run, Exception) or traces.find() or self._find_misfit() or self._find_return()
+            if reason is None:
                 self._types = self._find_types(model)
+                reason = self._find_difference(model, call)
             return reason
 
     def _find_types(self, model: Any) -> TypesOfPass | None:

@@ -6,6 +6,7 @@ See `kernels/aggregate/typed_attention.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -17,15 +18,89 @@ from pyg_direct.ops.aggregate.operators import PIECE, WIDE_KINDS, LongRows, is_w
 from pyg_direct.ops.aggregate.sum_rows import Transposed
 from pyg_direct.ops.run_kernel import grid_of, run_gpu, runs_on_gpu
 
+# Rows of a slice, of which sums of many rows are made, and most slices.
+_SLICE, _MOST_SLICES = 64, 8192
+
+
+class Places(NamedTuple):
+    """Where each relation of a layer and each type begins, int64 on the device.
+
+    Attributes:
+        sources, targets: First source and first target of each relation, then their number, `[R + 1]`.
+        shifts: Row of a target's gradient, minus the number of the target, `[R]`.
+        firsts, members: First row of each type's sums and first of its relations in the order by type, then their
+            number, `[G + 1]`.
+        starts, sizes: Of the relations in this order, the first target and their number, `[R]`.
+        source_slices, row_slices: First slice of the sources of each relation `[R + 1]`, and of the rows of each
+            type's sums `[G + 1]`.
+        length: Rows of a slice.
+        num_slices, rows_of, kept, num_row_slices: On the host, the number of slices of sources; the rows of each
+            type's sums, and those with a gradient, the first of them; and the number of slices of rows.
+    """
+
+    sources: Tensor
+    targets: Tensor
+    shifts: Tensor
+    firsts: Tensor
+    members: Tensor
+    starts: Tensor
+    sizes: Tensor
+    source_slices: Tensor
+    row_slices: Tensor
+    length: int
+    num_slices: int
+    rows_of: tuple[int, ...]
+    kept: tuple[int, ...]
+    num_row_slices: int
+
+    @classmethod
+    def of(cls, num_sources: Sequence[int], sizes: Sequence[int], groups: Sequence[Sequence[int]],
+           counts: Sequence[int], device: torch.device, is_captured: bool) -> Places:  # fmt: skip
+        """Lay out relations.
+
+        Args:
+            num_sources, sizes: Sources and targets of each relation.
+            groups: The relations into each type.
+            counts: Rows of each type.
+            is_captured: True in a captured graph, for which the host cannot wait.
+        """
+        begins, kept = _begin(sizes), tuple(max(sizes[i] for i in group) for group in groups)
+        shifts = [0] * len(sizes)
+        for group, first in zip(groups, _begin(kept), strict=False):
+            for i in group:
+                shifts[i] = first - begins[i]
+        length = max(_SLICE, -(-max(sum(num_sources), sum(counts)) // _MOST_SLICES))
+        order = [i for group in groups for i in group]
+        source_slices, row_slices = (_begin([-(-size // length) for size in part]) for part in (num_sources, counts))
+        parts = [_begin(num_sources), begins, shifts, _begin(counts), _begin([len(group) for group in groups]),
+                 [begins[i] for i in order], [sizes[i] for i in order], source_slices, row_slices]  # fmt: skip
+        placed = _upload([number for part in parts for number in part], device, is_captured)
+        numbers = length, source_slices[-1], tuple(counts), kept, row_slices[-1]
+        fields: list[Any] = [*placed.split([len(part) for part in parts]), *numbers]
+        return cls(*fields)
+
+
+def _begin(sizes: Sequence[int]) -> list[int]:
+    return list(accumulate(sizes, initial=0))
+
+
+def _upload(numbers: Sequence[int], device: torch.device, is_captured: bool) -> Tensor:
+    """Return numbers on a device, int64."""
+    if not is_captured:
+        placed = torch.tensor(numbers)
+        return placed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else placed.to(device)
+    # A copy from the host would be repeated from memory that is no longer there. The arguments of launches stay.
+    placed = torch.zeros(len(numbers), dtype=torch.int64, device=device)
+    torch._foreach_add_(list(placed.unbind()), list(numbers))
+    return placed
+
 
 class BySource(NamedTuple):
-    """Edges of all relations by source, and where each relation begins.
+    """Edges of all relations by source.
 
     Attributes:
         indptr, target, edge: Offsets of the sources `[U + 1]`, target and number of each edge `[E]`, int32.
         row: Source of each edge in the order by target, int32 `[E]`.
-        sources, targets: First source and first target of each relation, then their number, int64 `[R + 1]`.
-        shifts: Row of a target's gradient, minus the number of the target, int64 `[R]`.
     """
 
     indptr: Tensor
@@ -33,35 +108,20 @@ class BySource(NamedTuple):
     edge: Tensor
     row: Tensor
     long: LongRows
-    sources: Tensor
-    targets: Tensor
-    shifts: Tensor
 
     @classmethod
-    def of(cls, row: Tensor, target: Tensor, sources: Sequence[int], targets: Sequence[int], shifts: Sequence[int],
-           is_captured: bool) -> BySource:  # fmt: skip
+    def of(cls, row: Tensor, target: Tensor, num_sources: int, is_captured: bool) -> BySource:
         """Sort edges by source.
 
         Args:
             row, target: Ends of each edge, `[E]`.
-            sources, targets, shifts: See the attributes.
             is_captured: True in a captured graph, for which the host cannot wait.
         """
         row = row.to(torch.int32)
-        indptr, goal, edge = Transposed.of(row, target.to(torch.int32), sources[-1])
-        numbers, device = [*sources, *targets, *shifts], row.device
-        if is_captured:
-            # A copy from the host would be repeated from memory that is no longer there.
-            placed = torch.empty(len(numbers), dtype=torch.int64, device=device)
-            for at, number in zip(placed.unbind(), numbers, strict=True):
-                at.fill_(number)
-        else:
-            placed = torch.tensor(numbers)
-            placed = placed.pin_memory().to(device, non_blocking=True) if row.is_cuda else placed
+        indptr, goal, edge = Transposed.of(row, target.to(torch.int32), num_sources)
         sizes = None if is_captured or len(row) <= LONG_ROW else LongRows.measure(indptr.diff().long())
-        long = LongRows.of(indptr, len(row), sources[-1], -1, sizes)
-        parts = placed.split([len(sources), len(targets), len(shifts)])
-        return cls(indptr, goal, edge.to(torch.int32), row, long, *parts)
+        long = LongRows.of(indptr, len(row), num_sources, -1, sizes)
+        return cls(indptr, goal, edge.to(torch.int32), row, long)
 
 
 def can_pull(x: Tensor, heads: int, most: int) -> bool:
@@ -72,7 +132,8 @@ def can_pull(x: Tensor, heads: int, most: int) -> bool:
 
 
 def pull_attention(x: Tensor, grad: Tensor, out: Tensor, alpha: Tensor, by_source: Tensor, by_target: Tensor,
-                   vectors: Tensor, edges: BySource, slope: float) -> tuple[Tensor, Tensor]:  # fmt: skip
+                   vectors: Tensor, edges: BySource, places: Places, slope: float
+                   ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the gradients of rows `[U, F]` and of the scores of edges before `leaky` `[E, H]`.
 
     Args:
@@ -89,23 +150,23 @@ def pull_attention(x: Tensor, grad: Tensor, out: Tensor, alpha: Tensor, by_sourc
         return to_x.zero_(), to_edges
     pieces, kind = width * x.element_size() // PIECE, WIDE_KINDS[x.dtype]
     lanes = pieces // heads
-    _total_gradients(grad, out, edges, totals)
+    _total_gradients(grad, out, places, totals)
     partials = edges.long.make_partials(width, torch.float32)
     run_gpu(kernels.pull_attention_gpu, grid_of((num_sources + edges.long.capacity) * pieces, 0), x.data_ptr(),
             grad.data_ptr(), edges.indptr, edges.target.data_ptr(), edges.edge.data_ptr(), alpha.data_ptr(),
-            totals.data_ptr(), by_source.view(-1), by_target.data_ptr(), vectors.data_ptr(), edges.sources,
-            edges.shifts, num_edges, num_sources, heads, lanes, slope, kind, edges.long.slices, edges.long.counts,
+            totals.data_ptr(), by_source.view(-1), by_target.data_ptr(), vectors.data_ptr(), places.sources,
+            places.shifts, num_edges, num_sources, heads, lanes, slope, kind, edges.long.slices, edges.long.counts,
             partials.data_ptr(), to_edges.data_ptr(), to_x.data_ptr())  # fmt: skip
     edges.long.add_partials(edges.indptr, num_edges, width, partials, to_x)
     return to_x, to_edges
 
 
-def _total_gradients(grad: Tensor, out: Tensor, edges: BySource, totals: Tensor) -> None:
+def _total_gradients(grad: Tensor, out: Tensor, places: Places, totals: Tensor) -> None:
     """Write the products of sums and their gradients, `totals` `[T, H]`."""
     (num_targets, width), heads = out.shape, totals.shape[1]
     pieces = width * grad.element_size() // PIECE
     run_gpu(kernels.total_gradients_gpu, grid_of(num_targets * pieces, 0), grad.data_ptr(), out.data_ptr(),
-            edges.targets, edges.shifts, num_targets, heads, pieces // heads, WIDE_KINDS[grad.dtype],
+            places.targets, places.shifts, num_targets, heads, pieces // heads, WIDE_KINDS[grad.dtype],
             totals.data_ptr())  # fmt: skip
 
 
@@ -134,7 +195,7 @@ def attend_pairs(keys: Tensor, queries: Tensor, vectors: Tensor | None, heads: i
 
 
 def pull_pairs(keys: Tensor, queries: Tensor, vectors: Tensor | None, grad: Tensor, out: Tensor, alpha: Tensor,
-               indptr: Tensor, row: Tensor, edges: BySource, slope: float
+               indptr: Tensor, row: Tensor, edges: BySource, places: Places, slope: float
                ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return the gradients of keys (and values), of queries, and each target's part in the gradient of its vector, fp32
     `[T, F]`; for the arguments of `attend_pairs` and `pull_attention`.
@@ -145,20 +206,92 @@ def pull_pairs(keys: Tensor, queries: Tensor, vectors: Tensor | None, grad: Tens
     if num_edges == 0:
         return to_keys.zero_(), to_queries.zero_(), None if to_vectors is None else to_vectors.zero_()
     totals = torch.empty(num_targets, heads, dtype=torch.float32, device=keys.device)
-    _total_gradients(grad, out, edges, totals)
+    _total_gradients(grad, out, places, totals)
     pieces, kind = width * keys.element_size() // PIECE, WIDE_KINDS[keys.dtype]
     lanes, address = pieces // heads, 0 if vectors is None else vectors.data_ptr()
     partials = edges.long.make_partials(keys.shape[1], torch.float32)
     run_gpu(pair_kernels.pull_keys_gpu, grid_of((num_sources + edges.long.capacity) * pieces, 0), keys.data_ptr(),
             queries.data_ptr(), grad.data_ptr(), address, edges.indptr, edges.target.data_ptr(), edges.edge.data_ptr(),
-            alpha.data_ptr(), totals.data_ptr(), edges.sources, edges.shifts, num_edges, num_sources, heads, lanes,
+            alpha.data_ptr(), totals.data_ptr(), places.sources, places.shifts, num_edges, num_sources, heads, lanes,
             slope, kind, edges.long.slices, edges.long.counts, partials.data_ptr(), shares.data_ptr(),
             to_keys.data_ptr())  # fmt: skip
     edges.long.add_partials(edges.indptr, num_edges, keys.shape[1], partials, to_keys)
     run_gpu(pair_kernels.pull_queries_gpu, grid_of(num_targets * pieces, 0), shares.data_ptr(), keys.data_ptr(),
-            queries.data_ptr(), address, indptr, row.data_ptr(), edges.targets, num_edges, num_targets, heads, lanes,
+            queries.data_ptr(), address, indptr, row.data_ptr(), places.targets, num_edges, num_targets, heads, lanes,
             slope, kind, 0 if to_vectors is None else to_vectors.data_ptr(), to_queries.data_ptr())  # fmt: skip
     return to_keys, to_queries, to_vectors
+
+
+def score_rows(x: Tensor, vectors: Tensor, heads: int, places: Places) -> Tensor:
+    """Return the products of each head of rows `[U, F]` with the vector of their relation, fp32 `[U, H]`; see
+    `pull_attention`.
+    """
+    (num_rows, width), scores = x.shape, torch.empty(len(x), heads, dtype=torch.float32, device=x.device)
+    pieces = width * x.element_size() // PIECE
+    if num_rows:
+        run_gpu(kernels.score_rows_gpu, grid_of(num_rows * pieces, 0), x.data_ptr(), vectors.data_ptr(), places.sources,
+                num_rows, heads, pieces // heads, WIDE_KINDS[x.dtype], scores.data_ptr())  # fmt: skip
+    return scores
+
+
+def pull_vectors(x: Tensor, to_scores: Tensor, places: Places) -> Tensor:
+    """Return the gradients of the vectors of `score_rows`, fp32 `[R, F]`, from gradients of scores, fp32 `[U, H]`."""
+    (num_rows, width), heads = x.shape, to_scores.shape[1]
+    num_relations = len(places.sources) - 1
+    partials = torch.empty(places.num_slices, width, dtype=torch.float32, device=x.device)
+    pieces = width * x.element_size() // PIECE
+    if num_rows:
+        run_gpu(kernels.weigh_rows_gpu, grid_of(places.num_slices * pieces, 0), x.data_ptr(), to_scores.data_ptr(),
+                places.sources, places.source_slices, places.length, places.num_slices, heads, pieces,
+                WIDE_KINDS[x.dtype], partials.data_ptr())  # fmt: skip
+    made: Tensor = operators().sum_rows(partials, places.source_slices, None, None, num_relations, False, -1)
+    return made
+
+
+def add_groups(out: Tensor, biases: Sequence[Tensor | None], places: Places) -> tuple[Tensor, ...]:
+    """Return the sums of the results of the relations into each type, fp32 `[rows, F]`, and biases `[F]`.
+
+    Args:
+        out: Results of all relations, fp32 `[T, F]`.
+    """
+    width, num_rows = out.shape[1], sum(places.rows_of)
+    totals = torch.empty(num_rows, width, dtype=torch.float32, device=out.device)
+    bias = None
+    if any(part is not None for part in biases):
+        bias = torch.stack([out.new_zeros(width) if part is None else part.to(out.dtype) for part in biases])
+    pieces = width * 4 // PIECE
+    if num_rows:
+        run_gpu(kernels.add_groups_gpu, grid_of(num_rows * pieces, 0), out.data_ptr(),
+                0 if bias is None else bias.data_ptr(), places.firsts, places.members, places.starts.data_ptr(),
+                places.sizes.data_ptr(), num_rows, pieces, totals.data_ptr())  # fmt: skip
+    return torch.unsafe_split_with_sizes(totals, list(places.rows_of))
+
+
+def join_gradients(grads: Sequence[Tensor | None], dtype: torch.dtype, width: int, places: Places
+                   ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return (gradients of the rows of each type that edges lead to, one type after the other, in the dtype of rows;
+    sums of all rows of each gradient, fp32 `[G, F]`).
+
+    Args:
+        grads: Gradients of the sums of each type, fp32 `[rows, F]`; None for zeros.
+    """
+    device, itemsize = places.sources.device, dtype.itemsize
+    joined = torch.empty(sum(places.kept), width, dtype=dtype, device=device)
+    partials = torch.empty(places.num_row_slices, width, dtype=torch.float32, device=device)
+    pieces, first, begin = width * itemsize // PIECE, 0, 0
+    for grad, count, kept in zip(grads, places.rows_of, places.kept, strict=True):
+        num_slices = -(-count // places.length)
+        if grad is None:
+            joined[first : first + kept].zero_()
+            partials[begin : begin + num_slices].zero_()
+        elif count:
+            grad = grad.contiguous()
+            run_gpu(kernels.join_rows_gpu, grid_of(num_slices * pieces, 0), grad.data_ptr(), count, kept, places.length,
+                    num_slices, pieces, WIDE_KINDS[dtype], joined[first:].data_ptr(),
+                    partials[begin:].data_ptr())  # fmt: skip
+        first, begin = first + kept, begin + num_slices
+    sums: Tensor = operators().sum_rows(partials, places.row_slices, None, None, len(grads), False, -1)
+    return joined, sums
 
 
 def sum_by_source(values: Tensor, edges: BySource, num_sources: int) -> Tensor:

@@ -271,6 +271,10 @@ def library(tmp_path_factory):
     return cuda_on_cpu.load(["attend", "pull_attention", "pair_attention"], tmp_path_factory.mktemp("cuda"))
 
 
+# Names of the number of items of a kernel.
+COUNTS = ("num_sources", "num_runs", "num_targets", "num_slices", "num_rows")
+
+
 @pytest.fixture
 def launches(library, monkeypatch):
     """Run kernels of attention on a CPU, with their C++, and record their names."""
@@ -279,10 +283,13 @@ def launches(library, monkeypatch):
     def run(kernel, grid, *args):
         names.append(kernel.name)
         at = {name: i for i, name in enumerate(kernel.fn.__code__.co_varnames[: len(args)])}
-        if "lanes" not in at:
+        if "lanes" not in at and "pieces" not in at:
             cuda_on_cpu.run(library, kernel, args)
             return
-        count = args[at["num_sources" if "num_sources" in at else "num_runs" if "num_runs" in at else "num_targets"]]
+        count = next(args[at[name]] for name in COUNTS if name in at)
+        if "lanes" not in at:
+            cuda_on_cpu.run(library, kernel, args, count * args[at["pieces"]])
+            return
         count += args[at["slices"]].numel() // 2 if "slices" in at else 0
         cuda_on_cpu.run(library, kernel, args, count * args[at["heads"]], args[at["lanes"]])
 
@@ -313,8 +320,10 @@ def test_code_of_gpus_equals_the_operators_on_a_cpu(kind, dtype, launches, monke
 
     assert_close(got, expected, dtype)
     forward = "attend_rows_gpu" if kind == "gat" else "attend_pairs_gpu"
-    backward = ["pull_attention_gpu"] if kind == "gat" else ["pull_keys_gpu", "pull_queries_gpu"]
-    assert {forward, "find_slices_gpu", "total_gradients_gpu", *backward} < set(names)
+    both = {"find_slices_gpu", "total_gradients_gpu", "add_groups_gpu", "join_rows_gpu"}
+    others = ({"score_rows_gpu", "pull_attention_gpu", "weigh_rows_gpu"} if kind == "gat"
+              else {"pull_keys_gpu", "pull_queries_gpu"})  # fmt: skip
+    assert both | others | {forward} < set(names)
 
 
 @pytest.mark.gpu

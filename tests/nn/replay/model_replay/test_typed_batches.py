@@ -9,7 +9,7 @@ from torch_geometric.nn import GATConv, HeteroConv, HGTConv, SAGEConv, to_hetero
 from torch_geometric.utils import trim_to_layer
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader, accelerate
-from pyg_direct.nn.replay import batch_passes
+from pyg_direct.nn.replay import batch_passes, recorded_passes
 from tests.hetero_data import make_hetero
 from tests.nn.convolutions import assert_near
 from tests.nn.replays import record_anywhere
@@ -158,6 +158,26 @@ def test_gradients_are_those_of_ordinary_passes(device, data, name):
     assert replay.reason is None
     assert replay.replayed >= 12
     assert len({tuple(batch.num_sampled_nodes_dict["author"]) for batch in batches}) > 1
+
+
+def test_types_that_no_result_depends_on_are_left_out(device, data, monkeypatch):
+    made, plain = [], recorded_passes.RecordedPasses._find_types
+
+    def note(self, model):
+        made.append(plain(self, model))
+        return made[-1]
+
+    monkeypatch.setattr(recorded_passes.RecordedPasses, "_find_types", note)
+    make, call = MODELS["gat, a batch"]
+    batches = list_batches(data, device)
+    _, model, replay = make_pair(make, call, data, device, batches[0])
+
+    for batch in batches:
+        find_gradients(model, call, batch)
+
+    assert replay.replayed >= 12
+    assert made
+    assert all(types is not None for types in made)
 
 
 @pytest.mark.parametrize("name", ["sage, trimmed", "gat, a batch"])

@@ -10,6 +10,7 @@ from torch_geometric.nn import GATConv, HeteroConv, SAGEConv, to_hetero
 
 from pyg_direct import GraphedStep, NeighborLoader, accelerate
 from pyg_direct.errors import ArgumentError
+from pyg_direct.nn.replay import padded_batch
 from pyg_direct.nn.replay.padded_batch import PaddedBatch, Sizes, find_input, read_sizes
 from pyg_direct.nn.sorted_edges import find_batch
 from tests.hetero_data import make_hetero
@@ -187,6 +188,20 @@ def test_places_hold_what_smaller_batches_leave_over():
     assert places.nodes["author"] == (8, 20 + 2 + 18 + 8, 7 + 1 + 11 + 8)
     # Places for padding edges, five each.
     assert places.nodes["paper"] == (10 + 1 + -(-4 * 38 // 5), 30 + 1 + -(-4 * 58 // 5), 50 + 5 + 29 + 8)
+
+
+@pytest.mark.parametrize("least", [0, 1 << 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_rows_of_hops_are_copied_to_their_places(real_device, monkeypatch, least, dtype):
+    monkeypatch.setattr(padded_batch, "_COPIED_ALONE", least)
+    rows = torch.arange(10, device=real_device).view(5, 2).to(torch.float32).to(dtype)
+    place = torch.zeros(9, 2, device=real_device).to(dtype)
+
+    padded_batch.copy_hops([padded_batch.HopRows(rows, place, (2, 0, 3), (3, 2, 4))])
+
+    expected = torch.zeros(9, 2)
+    expected[:2], expected[5:8] = rows[:2].float().cpu(), rows[2:].float().cpu()
+    assert torch.equal(place.float().cpu(), expected)
 
 
 def test_names_are_of_rows():
