@@ -132,7 +132,9 @@ class _Project(Function):
         found = _Given.of(plan, [None] * len(given))
         wanted = _Given.of(plan, wants)
         blocks = [_join_scores(plan, group, to_scores, ctx.used) for group in plan.groups]
-        parts: Sequence[Any] = [None] * count if to_made is None else to_made.split_with_sizes(list(map(len, picked)))
+        parts: list[Any] = [None] * count
+        if to_made is not None:
+            parts = list(to_made.split_with_sizes(list(map(len, picked))))
         live = [i for i in range(count) if ctx.used[i] and to_made is not None]
         for i in live:
             if wanted.weights[i]:

@@ -75,9 +75,8 @@ class Places(NamedTuple):
         parts = [_begin(num_sources), begins, shifts, _begin(counts), _begin([len(group) for group in groups]),
                  [begins[i] for i in order], [sizes[i] for i in order], source_slices, row_slices]  # fmt: skip
         placed = _upload([number for part in parts for number in part], device, is_captured)
-        numbers = length, source_slices[-1], tuple(counts), kept, row_slices[-1]
-        fields: list[Any] = [*placed.split([len(part) for part in parts]), *numbers]
-        return cls(*fields)
+        return cls._make([*placed.split([len(part) for part in parts]), length, source_slices[-1], tuple(counts), kept,
+                          row_slices[-1]])  # fmt: skip
 
 
 def _begin(sizes: Sequence[int]) -> list[int]:
