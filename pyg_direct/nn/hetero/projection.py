@@ -1,8 +1,8 @@
 """Products of a layer with scores of targets, as of GATConv: rows of sources with matrices, scores with vectors.
 
 A score of a target is (x W) . a = x (W a), one number a head. So targets need no product with their matrix. All
-relations are one function: a table of rows is read in the dtype of products once, relations into one type share a
-product for their scores, and the gradients of a table are added up in one memory.
+relations are one function. A table of rows is read in the dtype of products once, and relations into one type share a
+product for their scores. Gradients of a table are added up in one memory.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from pyg_direct.nn.linear import (
     splits,
     without_autocast,
 )
+
+# Numbers that a matrix takes a multiple of.
+_ALIGNED = 64
 
 
 def project(relations: Sequence[Relation], weights: Sequence[Tensor], own_weights: Sequence[Tensor],
@@ -151,9 +154,11 @@ def cast_all(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return matrices in a dtype, by one launch for all on a GPU."""
     if all(weight.dtype == dtype for weight in weights):
         return list(weights)
-    flat = torch.empty(sum(weight.numel() for weight in weights), dtype=dtype, device=weights[0].device)
-    parts = flat.split_with_sizes([weight.numel() for weight in weights])
-    narrow = [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
+    # Matrices begin at addresses that products read in large pieces.
+    room = [-(-weight.numel() // _ALIGNED) * _ALIGNED for weight in weights]
+    flat = torch.empty(sum(room), dtype=dtype, device=weights[0].device)
+    narrow = [part[: weight.numel()].view(weight.shape)
+              for part, weight in zip(flat.split_with_sizes(room), weights, strict=True)]  # fmt: skip
     torch._foreach_copy_(narrow, list(weights))
     return narrow
 

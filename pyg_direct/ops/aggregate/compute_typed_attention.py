@@ -23,7 +23,7 @@ _SLICE, _MOST_SLICES = 64, 8192
 
 
 class Places(NamedTuple):
-    """Where each relation of a layer and each type begins, int64 on the device.
+    """First rows of each relation of a layer and of each type, int64 on the device.
 
     Attributes:
         sources, targets: First source and first target of each relation, then their number, `[R + 1]`.
@@ -285,6 +285,8 @@ def join_gradients(grads: Sequence[Tensor | None], dtype: torch.dtype, width: in
             partials[begin : begin + num_slices].zero_()
         elif count:
             grad = grad.contiguous()
+            # Numbers are read in pieces of 16 bytes.
+            grad = grad.clone() if grad.data_ptr() % PIECE else grad
             run_gpu(kernels.join_rows_gpu, grid_of(num_slices * pieces, 0), grad.data_ptr(), count, kept, places.length,
                     num_slices, pieces, WIDE_KINDS[dtype], joined[first:].data_ptr(),
                     partials[begin:].data_ptr())  # fmt: skip

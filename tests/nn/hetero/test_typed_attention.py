@@ -326,6 +326,19 @@ def test_code_of_gpus_equals_the_operators_on_a_cpu(kind, dtype, launches, monke
     assert both | others | {forward} < set(names)
 
 
+def test_captured_graphs_place_relations_as_others(real_device):
+    given = [5, 0, 300], [4, 2, 3], [[0, 2], [1]], [6, 2], real_device
+
+    one, other = (compute_typed_attention.Places.of(*given, is_captured) for is_captured in (False, True))
+
+    assert one.firsts.tolist() == [0, 6, 8]
+    assert one.shifts.tolist() == [0, 0, -6]
+    assert (one.starts.tolist(), one.sizes.tolist()) == ([0, 6, 4], [4, 3, 2])
+    assert one.source_slices.tolist() == [0, 1, 1, 6]
+    for first, second in zip(one, other, strict=True):
+        assert torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+
+
 @pytest.mark.gpu
 def test_gradients_are_equal_to_the_last_bit(graph):
     batch = convert(draw_batch(graph, "cuda"), torch.bfloat16)
