@@ -123,7 +123,8 @@ class _Dispatch:
     def __init__(self, kernel: GpuKernel) -> None:
         self.kernel = kernel
         codes = [token.removesuffix("[]") for token in kernel.signature]
-        self.first_array = next(i for i, token in enumerate(kernel.signature) if token.endswith("[]"))
+        # Of a kernel that is given addresses alone, the current GPU is the one that they are of.
+        self.first_array = next((i for i, token in enumerate(kernel.signature) if token.endswith("[]")), None)
         self.telling = [codes.index(letter) for letter in kernel.variants]
         self.several_gpus = torch.cuda.device_count() > 1
         self.launchers: dict[Any, Launcher] = {}
@@ -132,16 +133,20 @@ class _Dispatch:
 
     def compile(self, key: Any, args: tuple[Any, ...]) -> Callable[..., None]:
         """Compile and return a launch for the GPU and the dtypes of `args`, which `key` stands for."""
-        index = args[self.first_array].get_device()
+        index = self.find_gpu(args)
         choice = self.kernel.choose([_CODES.get(a.dtype, "") if isinstance(a, Tensor) else "" for a in args])
         code = self.kernel.compile(abilities(index).compute_capability, choice)
         self.launchers[key] = launcher = Launcher(code, self.kernel.parameters(choice), index)
         self.launches[key] = launcher.launch
         return launcher.launch
 
+    def find_gpu(self, args: Sequence[Any]) -> int:
+        """Return the number of the GPU that the arguments are on."""
+        return torch.cuda.current_device() if self.first_array is None else args[self.first_array].get_device()
+
     def make_key(self, args: Sequence[Any]) -> Any:
         """Return the key that distinguishes specializations."""
-        index = args[self.first_array].get_device()
+        index = self.find_gpu(args)
         return (index, *[args[i].dtype for i in self.telling]) if self.telling else index
 
 
@@ -160,7 +165,7 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
         # The launch of another thread, if it came first.
         dispatch = _DISPATCHES.setdefault(kernel, _Dispatch(kernel))
     # As in `make_key`, without a call.
-    index = args[dispatch.first_array].get_device()
+    index = dispatch.find_gpu(args)
     key = (index, *[args[i].dtype for i in dispatch.telling]) if dispatch.telling else index
     launch = dispatch.launches.get(key) or dispatch.compile(key, args)
     if dispatch.several_gpus and index != torch.cuda.current_device():
