@@ -10,6 +10,7 @@ from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.edge_queries import PairExchange
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.row_exchange import RowExchange
+from pyg_direct.runtime.cuda.device import resolve_device
 
 
 class BrokenTurnError(RuntimeError):
@@ -122,8 +123,8 @@ class LockstepGraph(DistGraph):
 
     def __init__(self, folder, transport, device):
         # Not the base class's constructor, which forms a group of processes.
-        self.device, self.communicator = device, LockstepCommunicator(transport)
-        self.part = GraphPart(folder, transport.rank, device=device)
+        self.device, self.communicator = resolve_device(device), LockstepCommunicator(transport)
+        self.part = GraphPart(folder, transport.rank, device=self.device)
         self.pairs = PairExchange(self.part, self.communicator)
         self.rows = RowExchange(self.part, self.communicator)
 
