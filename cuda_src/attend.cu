@@ -3,16 +3,8 @@
 // Called from pyg_direct/kernels/aggregate/softmax.py, which has the formula; see aggregate.cu for the calling
 // convention.
 
+#include "attention.cuh"
 #include "items.cuh"
-
-// Less than every score, and finite: the difference of two of them is zero.
-#define LEAST -3.402823466e+38f
-#define NO_SCORE __uint_as_float(0xff800000)
-#define NOT_A_NUMBER __uint_as_float(0x7fffffff)
-// As in pyg_direct/kernels/aggregate/softmax.py.
-#define TINY 1e-16f
-
-__device__ __forceinline__ float bend(float score, float slope) { return score > 0.0f ? score : score * slope; }
 
 // Arguments of a kernel: addresses stay in its constant memory, because registers are for rows in flight.
 template <class Index> struct Given {

@@ -3,26 +3,8 @@
 // Called from pyg_direct/kernels/aggregate/typed_attention.py, which has the formulas; see aggregate.cu for the calling
 // convention.
 
+#include "attention.cuh"
 #include "items.cuh"
-
-// As in attend.cu.
-#define LEAST -3.402823466e+38f
-#define NO_SCORE __uint_as_float(0xff800000)
-#define NOT_A_NUMBER __uint_as_float(0x7fffffff)
-#define TINY 1e-16f
-
-// Threads that share a head: each computes one piece of it.
-struct Group {
-    int lane, lanes;
-    unsigned mask;
-    __device__ __forceinline__ float sum(float value) const
-    {
-        for (int step = lanes >> 1; step > 0; step >>= 1) value += __shfl_xor_sync(mask, value, step);
-        return value;
-    }
-};
-
-__device__ __forceinline__ float bend(float value, float slope) { return value > 0.0f ? value : value * slope; }
 
 template <class Kind> __device__ __forceinline__ void store_row(Kind kind, u64 to, bool to_fp32, const float *value)
 {

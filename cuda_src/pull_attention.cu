@@ -1,15 +1,10 @@
-// Gradients of sums of table rows in 16-byte pieces, weighted by a softmax over the edges of targets.
+// Attention of several relations over table rows in 16-byte pieces, and its gradients.
 //
 // Called from pyg_direct/kernels/aggregate/typed_attention.py, which has the formulas; see aggregate.cu for the calling
 // convention.
 
+#include "attention.cuh"
 #include "items.cuh"
-
-__device__ __forceinline__ float sum_lanes(float value, int lanes, unsigned mask)
-{
-    for (int step = lanes >> 1; step > 0; step >>= 1) value += __shfl_xor_sync(mask, value, step);
-    return value;
-}
 
 template <class Kind> __device__ __forceinline__ float dot_piece(u64 grad, u64 out)
 {
@@ -27,51 +22,238 @@ extern "C" __device__ int dot_head_16(int *, u64 to, u64 grad, u64 out, int lane
     float total = kind == 0   ? dot_piece<Float32>(grad, out)
                   : kind == 1 ? dot_piece<Float16>(grad, out)
                               : dot_piece<Bfloat16>(grad, out);
-    total = sum_lanes(total, lanes, mask);
+    total = Group{lane, lanes, mask}.sum(total);
     if (lane == 0) *reinterpret_cast<float *>(to) = total;
     return 0;
 }
 
+// Addresses of attention of several relations. Part k of a type has sizes[k] targets, from starts[k] on, of relation
+// relations[k]; target t has edges [ends[t], ends[t + 1]).
+struct Parts {
+    const float *by_target, *vectors;
+    const int *ends, *row;
+    const long long *starts, *sizes, *relations;
+    float *alpha;
+    int num_edges;
+    unsigned heads, pieces;
+    float slope;
+};
+
+// Edges of a target.
+struct Span {
+    unsigned target;
+    int first, last;
+};
+
+// Edges of the target of part k that belongs to row `line`.
+__device__ __forceinline__ Span find_span(const Parts &parts, int k, int line)
+{
+    if (line >= (int)parts.sizes[k]) return {0, 0, 0};
+    const unsigned target = (unsigned)parts.starts[k] + line;
+    return {target, min(parts.ends[target], parts.num_edges), min(parts.ends[target + 1], parts.num_edges)};
+}
+
+// Adds the attention of a target to `result`, and writes the weights of its edges: their sign bit is set if the score is
+// not above zero. A score is bend(x[source] . vector + by_target[target]). Each row is read once, as in attend.cu.
 template <class Kind>
-__device__ __forceinline__ void pull_row(u64 to, bool to_fp32, float *to_edges, const uint4 *x, const uint4 *grad,
-                                         const int *target, const int *edge, const float *alpha, const float *totals,
-                                         float own, const float *by_target, const float *vector, int first, int last,
-                                         int shift, unsigned heads, unsigned pieces, int lane, int lanes,
-                                         unsigned mask, float slope)
+__device__ __forceinline__ void attend_span(float *result, const Parts &parts, Span span, const uint4 *x,
+                                            const float *vector, Group group)
+{
+    const int ROWS = 4, items = Kind::items;
+    const float own = parts.by_target[span.target * parts.heads];
+    float direction[items], total[items] = {}, best = LEAST, sum = 0.0f;
+    load_fp32<items>(vector, direction);
+    for (int e = span.first; e < span.last; e += ROWS) {
+        uint4 raw[ROWS];
+        float score[ROWS], largest = best;
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u)
+            if (e + u < span.last) raw[u] = x[(u64)(unsigned)parts.row[e + u] * parts.pieces];
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
+            score[u] = NO_SCORE;
+            if (e + u < span.last) {
+                float value[items], product = 0.0f;
+                unpack(Kind(), raw[u], value);
+#pragma unroll
+                for (int i = 0; i < items; ++i) product += value[i] * direction[i];
+                product = group.sum(product) + own;
+                if (parts.alpha != nullptr && group.lane == 0) parts.alpha[(unsigned)(e + u) * parts.heads] = product;
+                score[u] = bend(product, parts.slope);
+                largest = fmaxf(largest, score[u]);
+            }
+        }
+        const float shrink = __expf(best - largest);
+        best = largest, sum *= shrink;
+#pragma unroll
+        for (int i = 0; i < items; ++i) total[i] *= shrink;
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
+            if (e + u < span.last) {
+                const float share = __expf(score[u] - best);
+                float value[items];
+                unpack(Kind(), raw[u], value);
+                sum += share;
+#pragma unroll
+                for (int i = 0; i < items; ++i) total[i] += share * value[i];
+            }
+        }
+    }
+    // If all scores are minus infinity, the result is a NaN, as in the softmax.
+    const float scale = sum == 0.0f ? NOT_A_NUMBER : 1.0f / (sum + TINY);
+    if (parts.alpha != nullptr) {
+        __syncwarp(group.mask);
+        for (int e = span.first + group.lane; e < span.last; e += group.lanes) {
+            float *at = parts.alpha + (unsigned)e * parts.heads;
+            const float score = *at, weight = __expf(bend(score, parts.slope) - best) * scale;
+            *at = score > 0.0f ? weight : -weight;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < items; ++i) result[i] += total[i] * scale;
+}
+
+template <class Kind>
+__device__ __forceinline__ void attend_lines(u64 to, const Parts &parts, const uint4 *x, const float *bias,
+                                             int first_part, int last_part, int line, int count, int kept, Group group)
+{
+    const int items = Kind::items;
+    for (const int end = line + count; line < end; ++line) {
+        float result[items] = {};
+        if (bias != nullptr) load_fp32<items>(bias, result);
+        if (line < kept && first_part < last_part) {
+            // The next part's edges are found while rows of this one are on their way.
+            Span next = find_span(parts, first_part, line);
+            for (int k = first_part; k < last_part; ++k) {
+                const Span span = next;
+                if (k + 1 < last_part) next = find_span(parts, k + 1, line);
+                if (span.first < span.last)
+                    attend_span<Kind>(result, parts, span, x,
+                                      parts.vectors + (u64)parts.relations[k] * parts.pieces * items, group);
+            }
+        }
+        store_fp32<items>(to + (u64)(unsigned)line * parts.pieces * items * 4, 0, result);
+    }
+}
+
+// One piece of the sums of `count` rows of a type from row `line` on, fp32: of each part in [first_part, last_part), the
+// attention of the row's target, added up, and a row of biases unless its address is zero. Rows from `kept` on have no
+// targets. `to`, `x`, `vectors` and `bias` are addresses of the piece, of the type's first row, row 0 or relation 0.
+// `alpha`, which may be zero, and `by_target` are addresses of the head's first number. Kind 0 is fp32, 1 fp16, 2
+// bfloat16.
+extern "C" __device__ int attend_lines_16(int *, u64 to, u64 alpha, u64 x, u64 by_target, u64 vectors, u64 bias,
+                                          u64 ends, u64 row, u64 starts, u64 sizes, u64 relations,
+                                          long long first_part, long long last_part, long long line, long long count,
+                                          long long kept, long long num_edges, int heads, int pieces, int lane,
+                                          int lanes, unsigned mask, float slope, int kind)
+{
+    const Group group = {lane, lanes, mask};
+    const Parts parts = {
+        reinterpret_cast<const float *>(by_target), reinterpret_cast<const float *>(vectors),
+        reinterpret_cast<const int *>(ends), reinterpret_cast<const int *>(row),
+        reinterpret_cast<const long long *>(starts), reinterpret_cast<const long long *>(sizes),
+        reinterpret_cast<const long long *>(relations), reinterpret_cast<float *>(alpha),
+        (int)num_edges, (unsigned)heads, (unsigned)pieces, slope};
+#define ATTEND(Kind)                                                                                                 \
+    attend_lines<Kind>(to, parts, reinterpret_cast<const uint4 *>(x), reinterpret_cast<const float *>(bias),         \
+                       (int)first_part, (int)last_part, (int)line, (int)count, (int)kept, group)
+    if (kind == 0) ATTEND(Float32);
+    else if (kind == 1) ATTEND(Float16);
+    else ATTEND(Bfloat16);
+#undef ATTEND
+    return 0;
+}
+
+template <class Kind>
+__device__ __forceinline__ void pull_scores(float *to_edges, float *to_target, const float *alpha, const uint4 *x,
+                                            const uint4 *grad, const int *row, int first, int last, unsigned heads,
+                                            unsigned pieces, Group group, float slope)
+{
+    const int ROWS = 4;
+    float pulled[Kind::items], total = 0.0f, sum = 0.0f;
+    unpack(Kind(), *grad, pulled);
+    for (int e = first; e < last; e += ROWS) {
+        uint4 raw[ROWS];
+        float weight[ROWS];
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
+            if (e + u < last) {
+                raw[u] = x[(u64)(unsigned)row[e + u] * pieces];
+                weight[u] = fabsf(alpha[(unsigned)(e + u) * heads]);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
+            if (e + u < last) {
+                float value[Kind::items], product = 0.0f;
+                unpack(Kind(), raw[u], value);
+#pragma unroll
+                for (int i = 0; i < Kind::items; ++i) product += value[i] * pulled[i];
+                product = group.sum(product);
+                total += weight[u] * product;
+                if (group.lane == 0) to_edges[(unsigned)(e + u) * heads] = product;
+            }
+        }
+    }
+    __syncwarp(group.mask);
+    for (int e = first + group.lane; e < last; e += group.lanes) {
+        float *at = to_edges + (unsigned)e * heads;
+        const float weight = alpha[(unsigned)e * heads];
+        float share = fabsf(weight) * (*at - total);
+        // The score was not above zero.
+        if (__float_as_uint(weight) >> 31) share *= slope;
+        *at = share, sum += share;
+    }
+    sum = group.sum(sum);
+    if (group.lane == 0) *to_target = sum;
+}
+
+// Gradients of the scores of a target's edges [first, last) before `bend`, in `to_edges`, and their sum. `x` and `grad`
+// are addresses of the piece, of row 0 and of the target's gradient; `alpha` has the weights of `attend_span`, and
+// these, `to_edges` and `to_target` are addresses of the head's number.
+extern "C" __device__ int pull_scores_16(int *, u64 to_edges, u64 to_target, u64 alpha, u64 x, u64 grad, u64 row,
+                                         long long first, long long last, int heads, int pieces, int lane, int lanes,
+                                         unsigned mask, float slope, int kind)
+{
+    const Group group = {lane, lanes, mask};
+#define PULL(Kind)                                                                                                   \
+    pull_scores<Kind>(reinterpret_cast<float *>(to_edges), reinterpret_cast<float *>(to_target),                     \
+                      reinterpret_cast<const float *>(alpha), reinterpret_cast<const uint4 *>(x),                    \
+                      reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(row), (int)first,         \
+                      (int)last, (unsigned)heads, (unsigned)pieces, group, slope)
+    if (kind == 0) PULL(Float32);
+    else if (kind == 1) PULL(Float16);
+    else PULL(Bfloat16);
+#undef PULL
+    return 0;
+}
+
+template <class Kind>
+__device__ __forceinline__ void pull_row(u64 to, bool to_fp32, const uint4 *grad, const int *target, const int *edge,
+                                         const float *alpha, const float *shares, const float *vector, int first,
+                                         int last, int shift, unsigned heads, unsigned pieces)
 {
     const int EDGES = 2;
-    float row[Kind::items], result[Kind::items] = {}, along = 0.0f;
-    unpack(Kind(), *x, row);
+    float result[Kind::items] = {}, direction[Kind::items], along = 0.0f;
     for (int i = first; i < last; i += EDGES) {
         uint4 raw[EDGES];
-        unsigned at[EDGES];
-        float weight[EDGES], mean[EDGES], score[EDGES];
+        float weight[EDGES];
 #pragma unroll
         for (int u = 0; u < EDGES; ++u) {
             const int place = min(i + u, last - 1);
-            const unsigned goal = (unsigned)target[place];
-            at[u] = (unsigned)edge[place] * heads;
-            raw[u] = grad[(u64)(goal + (unsigned)shift) * pieces];
-            weight[u] = i + u < last ? alpha[at[u]] : 0.0f;
-            mean[u] = totals[goal * heads];
-            score[u] = own + by_target[goal * heads];
+            const unsigned at = (unsigned)edge[place] * heads;
+            raw[u] = grad[(u64)((unsigned)target[place] + (unsigned)shift) * pieces];
+            weight[u] = i + u < last ? fabsf(alpha[at]) : 0.0f;
+            along += i + u < last ? shares[at] : 0.0f;
         }
 #pragma unroll
         for (int u = 0; u < EDGES; ++u) {
-            float value[Kind::items], product = 0.0f;
+            float value[Kind::items];
             unpack(Kind(), raw[u], value);
 #pragma unroll
-            for (int k = 0; k < Kind::items; ++k) {
-                product += row[k] * value[k];
-                result[k] += weight[u] * value[k];
-            }
-            float share = weight[u] * (sum_lanes(product, lanes, mask) - mean[u]);
-            share = score[u] > 0.0f ? share : share * slope;
-            along += share;
-            if (lane == 0 && i + u < last) to_edges[at[u]] = share;
+            for (int k = 0; k < Kind::items; ++k) result[k] += weight[u] * value[k];
         }
     }
-    float direction[Kind::items];
     load_fp32<Kind::items>(vector, direction);
 #pragma unroll
     for (int k = 0; k < Kind::items; ++k) result[k] += along * direction[k];
@@ -83,22 +265,19 @@ __device__ __forceinline__ void pull_row(u64 to, bool to_fp32, float *to_edges, 
     }
 }
 
-// Gradient of a piece of a source's row from its edges [first, last) in the order by source, and of their scores, in
-// `to_edges`. `to`, `x` and `vector` are addresses of the piece; `grad` of the piece of the first row, which row
-// target[i] + shift follows; `alpha`, `totals`, `by_target` and `to_edges` are addresses of the head's first number.
-// Kind 0 is fp32, 1 fp16, 2 bfloat16; the result is of kind `to_kind`, that of rows or fp32.
-extern "C" __device__ int pull_row_16(int *, u64 to, int to_kind, u64 to_edges, u64 x, u64 grad, u64 target, u64 edge,
-                                      u64 alpha, u64 totals, float own, u64 by_target, u64 vector, long long first,
-                                      long long last, long long shift, int heads, int pieces, int lane, int lanes,
-                                      unsigned mask, float slope, int kind)
+// Gradient of a piece of a source's row from its edges [first, last) in the order by source, and from the gradients
+// `shares` of their scores. `to` and `vector` are addresses of the piece; `grad` of the piece of the first row, which
+// row target[i] + shift follows; `alpha` and `shares` are addresses of the head's first number. Kind 0 is fp32, 1 fp16,
+// 2 bfloat16; the result is of kind `to_kind`: the kind of rows, or fp32.
+extern "C" __device__ int pull_row_16(int *, u64 to, int to_kind, u64 grad, u64 target, u64 edge, u64 alpha,
+                                      u64 shares, u64 vector, long long first, long long last, long long shift,
+                                      int heads, int pieces, int kind)
 {
 #define PULL(Kind)                                                                                                   \
-    pull_row<Kind>(to, to_kind == 0, reinterpret_cast<float *>(to_edges), reinterpret_cast<const uint4 *>(x),        \
-                   reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(target),                     \
+    pull_row<Kind>(to, to_kind == 0, reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(target),   \
                    reinterpret_cast<const int *>(edge), reinterpret_cast<const float *>(alpha),                      \
-                   reinterpret_cast<const float *>(totals), own, reinterpret_cast<const float *>(by_target),         \
-                   reinterpret_cast<const float *>(vector), (int)first, (int)last, (int)shift, (unsigned)heads,      \
-                   (unsigned)pieces, lane, lanes, mask, slope)
+                   reinterpret_cast<const float *>(shares), reinterpret_cast<const float *>(vector), (int)first,     \
+                   (int)last, (int)shift, (unsigned)heads, (unsigned)pieces)
     if (kind == 0) PULL(Float32);
     else if (kind == 1) PULL(Float16);
     else PULL(Bfloat16);

@@ -74,6 +74,7 @@ _TYPES = {
     "f4": ctypes.c_float,
 }
 _SCALARS = {"u8": np.uint64, "i8": np.int64, "i4": np.int32, "f4": np.float32}
+_HEADERS = "attention.cuh", "items.cuh"
 # The size of blocks is of no matter here.
 _THREADS = 256
 _thread = threading.local()
@@ -81,11 +82,11 @@ _thread = threading.local()
 
 def load(names, folder):
     """Compile sources of `cuda_src/` with g++ into a library."""
-    items = (source_folder() / "items.cuh").read_text().replace("#pragma once", "")
+    headers = "".join((source_folder() / name).read_text().replace("#pragma once", "") for name in _HEADERS)
     for ptx, plain in _PTX.items():
-        items = re.sub(ptx, plain, items)
+        headers = re.sub(ptx, plain, headers)
     parts = [f"namespace of_{name} {{\n{(source_folder() / f'{name}.cu').read_text()}\n}}" for name in names]
-    text = _CUDA + items + "\n".join(part.replace('#include "items.cuh"', "") for part in parts)
+    text = _CUDA + headers + "\n".join(re.sub(r'#include "\w+\.cuh"', "", part) for part in parts)
     (folder / "all.cpp").write_text(text)
     command = "g++ -std=c++20 -O1 -shared -fPIC -w -o all.so all.cpp -lpthread"
     subprocess.run(command.split(), cwd=folder, check=True, timeout=300)

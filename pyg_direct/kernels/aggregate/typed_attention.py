@@ -1,18 +1,20 @@
 """Attention over many relations, and its gradients: a row is read once, and no row of an edge is stored.
 
 With the weights alpha of `kernels/aggregate/softmax.py`, out[t] = sum over the edges e of t of alpha[e] * v[row[e]].
-Gradients of sources are made by source. For the gradient g[t] of a sum:
+Each relation has sources, targets and a vector of its own. Relations into one type are added up, and share the
+gradients of its rows. For the gradient g[t] of a sum:
 
 - total(t, h) = g[t, h] . out[t, h], which is the sum of alpha[e, h] * (g[t, h] . v[row[e], h]) over the edges of t.
 - The gradient of a score before `leaky` is alpha[e, h] * (g[t, h] . v[row[e], h] - total(t, h)), times `slope` if the
   score is negative.
 - The gradient of v[s] is the sum of alpha[e] * g[t] over its edges.
 
-Each relation has sources, targets and a vector of its own. Relations into one type share the gradients of its rows.
+Scores of `attend_groups_gpu` are v[s, h] . vector[h] plus a number of the target, as of GATConv. `pull_scores_gpu`
+makes their gradients by target, and `pull_attention_gpu` the gradients of v by source. These include the gradients of
+scores times `vector`.
 
-Scores of `pull_attention_gpu` are v[s, h] . vector[h] plus a number of the target, so v also gets the gradients of the
-scores times `vector`. Scores of `*_pairs_*`, `*_keys_*` and `*_queries_*` need rows of both ends. With keys k and
-values v of sources and queries q of targets, score(e, h) is, of the columns of head h,
+Scores of `*_pairs_*`, `*_keys_*` and `*_queries_*` need rows of both ends. With keys k and values v of sources and
+queries q of targets, score(e, h) is, of the columns of head h,
 
 - of GATv2Conv: vector . leaky(k[row[e]] + q[t]), with a vector for each relation; values are the keys;
 - of products: k[row[e]] . q[t]; values follow the keys in each row, and `vectors` is zero.
@@ -26,7 +28,11 @@ from pyg_direct.compiler.jit import THREADS, body, cuda, device_function, gpu_ke
 from pyg_direct.kernels.aggregate.sum import NOWHERE, TO_ROW, find_item, quotient, span_of
 
 dot_head_16 = device_function("dot_head_16", "u8 u8 u8 i4 i4 u4 i4")
-pull_row_16 = device_function("pull_row_16", "u8 i4 u8 u8 u8 u8 u8 u8 u8 f4 u8 u8 i8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
+attend_lines_16 = device_function(
+    "attend_lines_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 i8 i8 i8 i8 i8 i8 i4 i4 i4 i4 u4 f4 i4"
+)
+pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
+pull_row_16 = device_function("pull_row_16", "u8 i4 u8 u8 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4")
 
 
 @body
@@ -69,59 +75,122 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
                     out + np.uint64(thread * bytes_of_piece), lane, lanes, mask, kind)  # fmt: skip
 
 
-@gpu_kernel("u8 u8 i4[] u8 u8 u8 u8 f4[] u8 u8 i8[] i8[] i8 i8 i4 i4 f4 i4 i4[] i4[] u8 u8 u8",
-            sources=("aggregate", "pull_attention"), resident_blocks=4)  # fmt: skip
-def pull_attention_gpu(x, grad, indptr, target, edge, alpha, totals, by_source, by_target, vectors, bounds, shifts,
-                       num_edges, num_sources, heads, lanes, slope, kind, slices, counts, partials, to_edges,
-                       to_x):  # fmt: skip
-    """Gradients of rows of sources, and of scores of edges before `leaky`, for heads of `lanes` times 16 bytes.
+@gpu_kernel("u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] u8 u8 u8 i8 i8 i8 i4 i4 f4 i4 u8 u8",
+            sources=("aggregate", "pull_attention"), resident_blocks=3)  # fmt: skip
+def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, kept, starts, sizes, relations, num_rows,
+                      num_edges, run, heads, lanes, slope, kind, alpha, totals):  # fmt: skip
+    """Sums of the attention of the relations into one type, fp32, and its row of `bias` unless this is zero.
 
-    All but arrays are addresses. `indptr` has the offsets of the sources in the order of edges by source. In this order
-    `target` and `edge` give the target and the number of each edge, int32. The sources of relation r begin at
-    bounds[r]; its vector is row r of `vectors`. A thread computes one piece of a source or of a slice of its edges.
+    All but arrays are addresses; `ends` and `row` are int32. The rows of type g begin at firsts[g] of `totals`, and the
+    first kept[g] of them have targets. Its relations are relations[k] for k from members[g] to members[g + 1]; each has
+    sizes[k] targets, from starts[k] on. The address `alpha` is zero if weights are not kept; a weight has its sign bit
+    set if its score is not above zero. A thread computes one piece of `run` rows, with heads of `lanes` times 16 bytes.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     pieces = heads * lanes
-    item = np.int64(quotient(np.uint64(thread), pieces))
-    if item < num_sources + slices.shape[0] // 2:
-        piece = np.int32(thread - item * pieces)
+    number = np.int64(quotient(np.uint64(thread), pieces))
+    line = number * run
+    if line < num_rows:
+        end = min(line + run, num_rows)
+        piece = np.int32(thread - number * pieces)
         head = piece // lanes
         lane = piece - head * lanes
         mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
-        source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
-        if place != NOWHERE:
-            relation = find_relation(bounds, source)
-            bytes_of_piece = 16 if kind == 0 else 32
-            to, to_kind = to_x + np.uint64((source * pieces + piece) * 16), np.int32(kind)
-            if place != TO_ROW:
-                to, to_kind = partials + np.uint64((place * pieces + piece) * bytes_of_piece), np.int32(0)
-            of_head = np.uint64(head * 4)
-            pull_row_16(to, to_kind, to_edges + of_head, x + np.uint64((source * pieces + piece) * 16),
-                        grad + np.uint64(piece * 16), target, edge, alpha + of_head, totals + of_head,
-                        by_source[source * heads + head], by_target + of_head,
-                        vectors + np.uint64((relation * pieces + piece) * bytes_of_piece), first, last,
-                        shifts[relation], heads, pieces, lane, lanes, mask, slope, kind)  # fmt: skip
+        group = find_relation(firsts, line)
+        # A piece of 16 bytes takes four bytes of fp32 for each of its items.
+        bytes_of_piece = 16 if kind == 0 else 32
+        of_piece, of_head = np.uint64(piece * bytes_of_piece), np.uint64(head * 4)
+        weights, of_bias = np.uint64(0), np.uint64(0)
+        if alpha != 0:
+            weights = alpha + of_head
+        while line < end:
+            while firsts[group + 1] <= line:
+                group += 1
+            if bias != 0:
+                of_bias = bias + np.uint64(group * pieces * bytes_of_piece) + of_piece
+            first, count = firsts[group], min(end, firsts[group + 1]) - line
+            attend_lines_16(totals + np.uint64(first * pieces * bytes_of_piece) + of_piece, weights,
+                            x + np.uint64(piece * 16), by_target + of_head, vectors + of_piece, of_bias, ends, row,
+                            starts, sizes, relations, members[group], members[group + 1], line - first, count,
+                            kept[group], num_edges, heads, pieces, lane, lanes, mask, slope, kind)  # fmt: skip
+            line += count
+
+
+@gpu_kernel("u8 u8 I[] u8 u8 i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8", I=("i4", "i8"),
+            sources=("aggregate", "pull_attention"), resident_blocks=4)  # fmt: skip
+def pull_scores_gpu(x, grad, indptr, row, alpha, bounds, shifts, num_edges, num_targets, run, heads, lanes, slope, kind,
+                    to_edges, to_targets):  # fmt: skip
+    """Gradients of the scores of edges before `leaky`, and their sums by target. All but arrays are addresses; `row` is
+    int32. See `attend_groups_gpu` for `alpha` and `total_gradients_gpu` for `bounds` and `shifts`. A thread reads one
+    piece of `run` targets.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    pieces = heads * lanes
+    number = np.int64(quotient(np.uint64(thread), pieces))
+    target = number * run
+    if target < num_targets:
+        end = min(target + run, num_targets)
+        piece = np.int32(thread - number * pieces)
+        head = piece // lanes
+        lane = piece - head * lanes
+        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        relation = find_relation(bounds, target)
+        of_head = np.uint64(head * 4)
+        while target < end:
+            while bounds[relation + 1] <= target:
+                relation += 1
+            line = target + shifts[relation]
+            first, last = span_of(indptr, target, num_edges)
+            pull_scores_16(to_edges + of_head, to_targets + np.uint64((target * heads + head) * 4), alpha + of_head,
+                           x + np.uint64(piece * 16), grad + np.uint64((line * pieces + piece) * 16), row, first, last,
+                           heads, pieces, lane, lanes, mask, slope, kind)  # fmt: skip
+            target += 1
+
+
+@gpu_kernel("u8 i4[] u8 u8 u8 u8 u8 i8[] i8[] i8 i8 i8 i4 i4 i4 i4[] i4[] u8 u8",
+            sources=("aggregate", "pull_attention"), resident_blocks=4)  # fmt: skip
+def pull_attention_gpu(grad, indptr, target, edge, alpha, shares, vectors, bounds, shifts, num_edges, num_sources, run,
+                       heads, lanes, kind, slices, counts, partials, to_x):  # fmt: skip
+    """Gradients of rows of sources, for heads of `lanes` times 16 bytes.
+
+    All but arrays are addresses. `indptr` has the offsets of the sources in the order of edges by source. In this order
+    `target` and `edge` give the target and the number of each edge, int32. `shares` are the gradients of scores. The
+    sources of relation r begin at bounds[r]; its vector is row r of `vectors`. A thread computes one piece of `run`
+    items, each a source or a slice of its edges.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    pieces = heads * lanes
+    number = np.int64(quotient(np.uint64(thread), pieces))
+    num_items = num_sources + slices.shape[0] // 2
+    item = number * run
+    if item < num_items:
+        end = min(item + run, num_items)
+        piece = np.int32(thread - number * pieces)
+        of_head = np.uint64(piece // lanes * 4)
+        bytes_of_piece = 16 if kind == 0 else 32
+        relation = np.int64(0)
+        if item < num_sources:
+            relation = find_relation(bounds, item)
+        while item < end:
+            source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
+            if place != NOWHERE:
+                if item >= num_sources:
+                    relation = find_relation(bounds, source)
+                else:
+                    while bounds[relation + 1] <= source:
+                        relation += 1
+                to, to_kind = to_x + np.uint64((source * pieces + piece) * 16), np.int32(kind)
+                if place != TO_ROW:
+                    to, to_kind = partials + np.uint64((place * pieces + piece) * bytes_of_piece), np.int32(0)
+                pull_row_16(to, to_kind, grad + np.uint64(piece * 16), target, edge, alpha + of_head, shares + of_head,
+                            vectors + np.uint64((relation * pieces + piece) * bytes_of_piece), first, last,
+                            shifts[relation], heads, pieces, kind)  # fmt: skip
+            item += 1
 
 
 weigh_rows_16 = device_function("weigh_rows_16", "u8 u8 u8 i8 i8 i4 i4 i4")
 join_rows_16 = device_function("join_rows_16", "u8 u8 u8 i8 i8 i8 i4 i4")
 add_parts_4 = device_function("add_parts_4", "u8 u8 u8 u8 u8 i8 i8 i8 i4")
-
-
-@gpu_kernel("u8 u8 i8[] i8 i4 i4 i4 u8", sources=("aggregate", "pull_attention"))
-def score_rows_gpu(x, vectors, bounds, num_rows, heads, lanes, kind, scores):
-    """scores[s, h] = x[s, h] . vector[h], with the vector of the relation of source s; see `pull_attention_gpu`."""
-    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    pieces = heads * lanes
-    row = np.int64(quotient(np.uint64(thread), pieces))
-    if row < num_rows:
-        piece = np.int32(thread - row * pieces)
-        head = piece // lanes
-        lane = piece - head * lanes
-        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
-        place = (find_relation(bounds, row) * pieces + piece) * (16 if kind == 0 else 32)
-        dot_head_16(scores + np.uint64((row * heads + head) * 4), x + np.uint64(thread * 16),
-                    vectors + np.uint64(place), lane, lanes, mask, kind)  # fmt: skip
 
 
 @gpu_kernel("u8 u8 i8[] i8[] i8 i8 i4 i4 i4 u8", sources=("aggregate", "pull_attention"))

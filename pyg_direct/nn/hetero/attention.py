@@ -1,7 +1,7 @@
 """Attention over the relations of a layer in one launch a stage, forward and backward, added up by type.
 
 A score is leaky(x[source] . vector + score of the target), as in GATConv. For the way back no row of an edge is kept:
-only the products, the weights of edges, and the sums of each relation.
+only the products and the weights of edges.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from torch.autograd import Function
 from pyg_direct.kernels.aggregate.sum import LONG_ROW
 from pyg_direct.nn.hetero.joined_edges import Groups, ReadSources, Used, multiply_apart, sum_apart
 from pyg_direct.nn.sorted_edges import may_wait
-from pyg_direct.ops.aggregate.compute_softmax import attend, attend_rows
+from pyg_direct.ops.aggregate.compute_softmax import attend
 from pyg_direct.ops.aggregate.compute_typed_attention import (
     BySource,
     Places,
     add_groups,
+    attend_groups,
     attend_pairs as attend_pairs_of,
     can_pull,
     join_gradients,
     pull_attention,
     pull_pairs,
     pull_vectors,
-    score_rows,
     sum_by_source,
 )
-from pyg_direct.ops.aggregate.operators import operators
 
 
 def score_sources(made: Tensor, vectors: Sequence[Tensor], read: ReadSources, used: Used) -> Tensor:
@@ -140,17 +139,16 @@ def _compose_pairs(layer: _Layer, made: Tensor, others: Tensor, *given: Any) -> 
 class _Attend(Function):
     @staticmethod
     def forward(ctx: Any, layer: _Layer, made: Tensor, by_target: Tensor, *given: Any) -> tuple[Tensor, ...]:
-        edges, vectors = layer.read.edges, given[: len(layer.read.sizes)]
-        by_source = score_rows(made, _stack(vectors), vectors[0].shape[1], _lay_out(layer))
-        degree, tracked = -1 if edges.max_degree is None else edges.max_degree, any(ctx.needs_input_grad)
-        out, alpha = attend_rows(made, by_source, by_target, None, edges.indptr, edges.row, sum(edges.sizes), False,
-                                 layer.slope, degree, tracked, True)  # fmt: skip
-        return _finish(ctx, layer, (made, by_target, *given), (by_source, alpha, out))
+        edges, count = layer.read.edges, len(layer.read.sizes)
+        sums, alpha = attend_groups(made, by_target.contiguous(), _stack(given[:count]), given[count:], edges.indptr,
+                                    edges.row, _lay_out(layer), layer.slope, any(ctx.needs_input_grad))  # fmt: skip
+        _keep(ctx, layer, made, by_target, *given, alpha)
+        return sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        layer, (made, by_target, *given, by_source, alpha, out) = ctx.layer, ctx.saved_tensors
-        read, count, wants = layer.read, len(layer.read.sizes), ctx.needs_input_grad[1:]
+        layer, (made, by_target, *given, alpha) = ctx.layer, ctx.saved_tensors
+        edges, count, wants = layer.read.edges, len(layer.read.sizes), ctx.needs_input_grad[1:]
         layer.groups.note(grads, layer.used)
         if torch.is_grad_enabled():
             return None, *_differentiate(_compose, layer, [made, by_target, *given], grads, wants)
@@ -159,10 +157,8 @@ class _Attend(Function):
         if not (any(wants[: 2 + count]) and any(layer.used)):
             return None, None, None, *(None,) * count, *biases
         order, vectors = _order(layer), given[:count]
-        to_made, to_edges = pull_attention(made, joined, out, alpha, by_source, by_target, _stack(vectors), order,
-                                           places, layer.slope)  # fmt: skip
-        degree = -1 if read.edges.max_degree is None else read.edges.max_degree
-        to_target = operators().sum_rows(to_edges, read.edges.indptr, None, None, len(out), False, degree)
+        to_made, to_edges, to_target = pull_attention(made, joined, alpha, _stack(vectors), edges.indptr, order,
+                                                      places, layer.slope)  # fmt: skip
         to_vectors: list[Tensor | None] = [None] * count
         if any(wants[2 : 2 + count]):
             pulled = pull_vectors(made, sum_by_source(to_edges, order, len(made)), places)
@@ -177,7 +173,8 @@ class _AttendPairs(Function):
         edges, order, vectors = layer.read.edges, _order(layer), given[: len(layer.read.sizes)]
         out, alpha = attend_pairs_of(made, others, _stack(vectors), vectors[0].shape[1], edges.indptr, order.row,
                                      _lay_out(layer).targets, layer.slope, any(ctx.needs_input_grad))  # fmt: skip
-        return _finish(ctx, layer, (made, others, *given), (alpha, out))
+        _keep(ctx, layer, made, others, *given, alpha, out)
+        return add_groups(out, given[len(layer.read.sizes) :], _lay_out(layer))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -200,13 +197,12 @@ class _AttendPairs(Function):
         return None, to_made, to_others, *to_vectors, *biases
 
 
-def _finish(ctx: Any, layer: _Layer, given: tuple[Any, ...], made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Keep what the way back needs, and add up the sums, the last that were made."""
+def _keep(ctx: Any, layer: _Layer, *tensors: Any) -> None:
+    """Keep what the way back needs."""
     ctx.set_materialize_grads(False)
     ctx.layer = layer
     if any(ctx.needs_input_grad):
-        ctx.save_for_backward(*given, *made)
-    return add_groups(made[-1], given[2 + len(layer.read.sizes) :], _lay_out(layer))
+        ctx.save_for_backward(*tensors)
 
 
 def _stack(vectors: Sequence[Tensor]) -> Tensor:

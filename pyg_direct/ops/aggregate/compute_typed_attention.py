@@ -14,12 +14,13 @@ from torch import Tensor
 
 from pyg_direct.kernels.aggregate import typed_attention as kernels, typed_attention as pair_kernels
 from pyg_direct.kernels.aggregate.sum import LONG_ROW
-from pyg_direct.ops.aggregate.operators import PIECE, WIDE_KINDS, LongRows, is_wide, operators
+from pyg_direct.ops.aggregate.operators import PIECE, WIDE_KINDS, LongRows, is_wide, length_of_run, operators
 from pyg_direct.ops.aggregate.sum_rows import Transposed
 from pyg_direct.ops.run_kernel import grid_of, run_gpu, runs_on_gpu
 
-# Rows of a slice, of which sums of many rows are made, and most slices.
-_SLICE, _MOST_SLICES = 64, 8192
+# Rows of a slice, of which sums of many rows are made, and most slices. Gradients of each type are summed by a launch,
+# which takes as long as a slice.
+_SLICE, _ROW_SLICE, _MOST_SLICES = 64, 8, 8192
 
 
 class Places(NamedTuple):
@@ -30,12 +31,13 @@ class Places(NamedTuple):
         shifts: Row of a target's gradient, minus the number of the target, `[R]`.
         firsts, members: First row of each type's sums and first of its relations in the order by type, then their
             number, `[G + 1]`.
-        starts, sizes: Of the relations in this order, the first target and their number, `[R]`.
+        with_targets: Rows of each type's sums that edges lead to, the first of them, `[G]`.
+        relations, starts, sizes: The relations in this order, their first targets and their numbers of targets, `[R]`.
         source_slices, row_slices: First slice of the sources of each relation `[R + 1]`, and of the rows of each
             type's sums `[G + 1]`.
-        length: Rows of a slice.
+        length: Sources of a slice.
         num_slices, rows_of, kept, num_row_slices: On the host, the number of slices of sources; the rows of each
-            type's sums, and those with a gradient, the first of them; and the number of slices of rows.
+            type's sums, and those with a gradient, the first of them; and the number of slices of rows of each type.
     """
 
     sources: Tensor
@@ -43,6 +45,8 @@ class Places(NamedTuple):
     shifts: Tensor
     firsts: Tensor
     members: Tensor
+    with_targets: Tensor
+    relations: Tensor
     starts: Tensor
     sizes: Tensor
     source_slices: Tensor
@@ -51,7 +55,7 @@ class Places(NamedTuple):
     num_slices: int
     rows_of: tuple[int, ...]
     kept: tuple[int, ...]
-    num_row_slices: int
+    num_row_slices: tuple[int, ...]
 
     @classmethod
     def of(cls, num_sources: Sequence[int], sizes: Sequence[int], groups: Sequence[Sequence[int]],
@@ -69,14 +73,19 @@ class Places(NamedTuple):
         for group, first in zip(groups, _begin(kept), strict=False):
             for i in group:
                 shifts[i] = first - begins[i]
-        length = max(_SLICE, -(-max(sum(num_sources), sum(counts)) // _MOST_SLICES))
+        length = _length_of_slice(sum(num_sources), _SLICE)
+        row_slices = [-(-count // _length_of_slice(count, _ROW_SLICE)) for count in counts]
         order = [i for group in groups for i in group]
-        source_slices, row_slices = (_begin([-(-size // length) for size in part]) for part in (num_sources, counts))
+        source_slices = _begin([-(-size // length) for size in num_sources])
         parts = [_begin(num_sources), begins, shifts, _begin(counts), _begin([len(group) for group in groups]),
-                 [begins[i] for i in order], [sizes[i] for i in order], source_slices, row_slices]  # fmt: skip
+                 kept, order, [begins[i] for i in order], [sizes[i] for i in order], source_slices, _begin(row_slices)]  # fmt: skip
         placed = _upload([number for part in parts for number in part], device, is_captured)
         return cls._make([*placed.split([len(part) for part in parts]), length, source_slices[-1], tuple(counts), kept,
-                          row_slices[-1]])  # fmt: skip
+                          tuple(row_slices)])  # fmt: skip
+
+
+def _length_of_slice(num_rows: int, least: int) -> int:
+    return max(least, -(-num_rows // _MOST_SLICES))
 
 
 def _begin(sizes: Sequence[int]) -> list[int]:
@@ -130,34 +139,61 @@ def can_pull(x: Tensor, heads: int, most: int) -> bool:
     return runs_on_gpu(x) and is_wide(x, channels, most * heads) and lanes in (1, 2, 4, 8, 16, 32)
 
 
-def pull_attention(x: Tensor, grad: Tensor, out: Tensor, alpha: Tensor, by_source: Tensor, by_target: Tensor,
-                   vectors: Tensor, edges: BySource, places: Places, slope: float
-                   ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of rows `[U, F]` and of the scores of edges before `leaky` `[E, H]`.
+def attend_groups(x: Tensor, by_target: Tensor, vectors: Tensor, biases: Sequence[Tensor | None], indptr: Tensor,
+                  row: Tensor, places: Places, slope: float, keeps_weights: bool
+                  ) -> tuple[tuple[Tensor, ...], Tensor]:  # fmt: skip
+    """Return (sums of each type, fp32 `[rows, F]`; weights of edges, fp32 `[E, H]`, empty unless they are kept).
+
+    A weight has its sign bit set if its score is not above zero.
 
     Args:
         x: Rows of the sources of all relations, `[U, F]`; see `can_pull`.
-        grad: Gradients of the sums of each type, `[G, F]` of the dtype of `x`.
-        out: Sums of all relations, fp32 `[T, F]`.
-        alpha: Weights of edges, fp32 `[E, H]`.
-        by_source, by_target: Scores of sources `[U, H]` and targets `[T, H]`, fp32.
+        by_target: Scores of the targets of all relations, fp32 `[T, H]`.
         vectors: Vector of each relation that the scores of its sources are products with, fp32 `[R, F]`.
+        biases: `[F]` for each type that has one.
+        indptr: Offsets of the targets' edges, `[T + 1]`.
+        row: Source of each edge, `[E]`, fewer than 2^31.
     """
-    (num_sources, width), (num_edges, heads) = x.shape, alpha.shape
-    to_x, to_edges, totals = torch.empty_like(x), torch.empty_like(alpha), torch.empty_like(by_target)
+    (width, heads), (num_edges, num_rows) = (x.shape[1], by_target.shape[1]), (len(row), sum(places.rows_of))
+    alpha = torch.empty(num_edges if keeps_weights else 0, heads, dtype=torch.float32, device=x.device)
+    totals = torch.empty(num_rows, width, dtype=torch.float32, device=x.device)
+    pieces, bias = width * x.element_size() // PIECE, _stack_biases(biases, totals)
+    ends, row = indptr.to(torch.int32), row.to(torch.int32)
+    if num_rows:
+        run = length_of_run(sum(places.kept) * pieces, x)
+        run_gpu(kernels.attend_groups_gpu, grid_of(-(-num_rows // run) * pieces, 0), x.data_ptr(), ends.data_ptr(),
+                row.data_ptr(), by_target.data_ptr(), vectors.data_ptr(), 0 if bias is None else bias.data_ptr(),
+                places.firsts, places.members, places.with_targets, places.starts.data_ptr(), places.sizes.data_ptr(),
+                places.relations.data_ptr(), num_rows, num_edges, run, heads, pieces // heads, slope,
+                WIDE_KINDS[x.dtype], alpha.data_ptr() if keeps_weights else 0, totals.data_ptr())  # fmt: skip
+    return torch.unsafe_split_with_sizes(totals, list(places.rows_of)), alpha
+
+
+def pull_attention(x: Tensor, grad: Tensor, alpha: Tensor, vectors: Tensor, indptr: Tensor, edges: BySource,
+                   places: Places, slope: float) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of rows `[U, F]`, of the scores of edges before `leaky` `[E, H]`, and of targets `[T, H]`.
+
+    Args:
+        grad: Gradients of the sums of each type, `[G, F]` of the dtype of `x`.
+        alpha: Weights of edges of `attend_groups`, which has the other arguments.
+    """
+    (num_sources, width), (num_edges, heads), num_targets = x.shape, alpha.shape, len(indptr) - 1
+    to_x, to_edges, to_targets = torch.empty_like(x), torch.empty_like(alpha), alpha.new_empty(num_targets, heads)
     if num_edges == 0:
-        return to_x.zero_(), to_edges
+        return to_x.zero_(), to_edges, to_targets.zero_()
     pieces, kind = width * x.element_size() // PIECE, WIDE_KINDS[x.dtype]
-    lanes = pieces // heads
-    _total_gradients(grad, out, places, totals)
-    partials = edges.long.make_partials(width, torch.float32)
-    run_gpu(kernels.pull_attention_gpu, grid_of((num_sources + edges.long.capacity) * pieces, 0), x.data_ptr(),
-            grad.data_ptr(), edges.indptr, edges.target.data_ptr(), edges.edge.data_ptr(), alpha.data_ptr(),
-            totals.data_ptr(), by_source.view(-1), by_target.data_ptr(), vectors.data_ptr(), places.sources,
-            places.shifts, num_edges, num_sources, heads, lanes, slope, kind, edges.long.slices, edges.long.counts,
-            partials.data_ptr(), to_edges.data_ptr(), to_x.data_ptr())  # fmt: skip
+    lanes, run = pieces // heads, length_of_run(num_targets * pieces, x)
+    run_gpu(kernels.pull_scores_gpu, grid_of(-(-num_targets // run) * pieces, 0), x.data_ptr(), grad.data_ptr(), indptr,
+            edges.row.data_ptr(), alpha.data_ptr(), places.targets, places.shifts, num_edges, num_targets, run, heads,
+            lanes, slope, kind, to_edges.data_ptr(), to_targets.data_ptr())  # fmt: skip
+    partials, num_items = edges.long.make_partials(width, torch.float32), num_sources + edges.long.capacity
+    run = length_of_run(num_items * pieces, x)
+    run_gpu(kernels.pull_attention_gpu, grid_of(-(-num_items // run) * pieces, 0), grad.data_ptr(), edges.indptr,
+            edges.target.data_ptr(), edges.edge.data_ptr(), alpha.data_ptr(), to_edges.data_ptr(), vectors.data_ptr(),
+            places.sources, places.shifts, num_edges, num_sources, run, heads, lanes, kind, edges.long.slices,
+            edges.long.counts, partials.data_ptr(), to_x.data_ptr())  # fmt: skip
     edges.long.add_partials(edges.indptr, num_edges, width, partials, to_x)
-    return to_x, to_edges
+    return to_x, to_edges, to_targets
 
 
 def _total_gradients(grad: Tensor, out: Tensor, places: Places, totals: Tensor) -> None:
@@ -221,20 +257,8 @@ def pull_pairs(keys: Tensor, queries: Tensor, vectors: Tensor | None, grad: Tens
     return to_keys, to_queries, to_vectors
 
 
-def score_rows(x: Tensor, vectors: Tensor, heads: int, places: Places) -> Tensor:
-    """Return the products of each head of rows `[U, F]` with the vector of their relation, fp32 `[U, H]`; see
-    `pull_attention`.
-    """
-    (num_rows, width), scores = x.shape, torch.empty(len(x), heads, dtype=torch.float32, device=x.device)
-    pieces = width * x.element_size() // PIECE
-    if num_rows:
-        run_gpu(kernels.score_rows_gpu, grid_of(num_rows * pieces, 0), x.data_ptr(), vectors.data_ptr(), places.sources,
-                num_rows, heads, pieces // heads, WIDE_KINDS[x.dtype], scores.data_ptr())  # fmt: skip
-    return scores
-
-
 def pull_vectors(x: Tensor, to_scores: Tensor, places: Places) -> Tensor:
-    """Return the gradients of the vectors of `score_rows`, fp32 `[R, F]`, from gradients of scores, fp32 `[U, H]`."""
+    """Return the gradients of the vectors of `attend_groups`, fp32 `[R, F]`, from gradients of scores, fp32 `[U, H]`."""
     (num_rows, width), heads = x.shape, to_scores.shape[1]
     num_relations = len(places.sources) - 1
     partials = torch.empty(places.num_slices, width, dtype=torch.float32, device=x.device)
@@ -255,15 +279,20 @@ def add_groups(out: Tensor, biases: Sequence[Tensor | None], places: Places) -> 
     """
     width, num_rows = out.shape[1], sum(places.rows_of)
     totals = torch.empty(num_rows, width, dtype=torch.float32, device=out.device)
-    bias = None
-    if any(part is not None for part in biases):
-        bias = torch.stack([out.new_zeros(width) if part is None else part.to(out.dtype) for part in biases])
+    bias = _stack_biases(biases, totals)
     pieces = width * 4 // PIECE
     if num_rows:
         run_gpu(kernels.add_groups_gpu, grid_of(num_rows * pieces, 0), out.data_ptr(),
                 0 if bias is None else bias.data_ptr(), places.firsts, places.members, places.starts.data_ptr(),
                 places.sizes.data_ptr(), num_rows, pieces, totals.data_ptr())  # fmt: skip
     return torch.unsafe_split_with_sizes(totals, list(places.rows_of))
+
+
+def _stack_biases(biases: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
+    """Return biases in the dtype and width of sums, zero for types without one; None if no type has one."""
+    if all(part is None for part in biases):
+        return None
+    return torch.stack([like.new_zeros(like.shape[1]) if part is None else part.to(like.dtype) for part in biases])
 
 
 def join_gradients(grads: Sequence[Tensor | None], dtype: torch.dtype, width: int, places: Places
@@ -276,10 +305,9 @@ def join_gradients(grads: Sequence[Tensor | None], dtype: torch.dtype, width: in
     """
     device, itemsize = places.sources.device, dtype.itemsize
     joined = torch.empty(sum(places.kept), width, dtype=dtype, device=device)
-    partials = torch.empty(places.num_row_slices, width, dtype=torch.float32, device=device)
+    partials = torch.empty(sum(places.num_row_slices), width, dtype=torch.float32, device=device)
     pieces, first, begin = width * itemsize // PIECE, 0, 0
-    for grad, count, kept in zip(grads, places.rows_of, places.kept, strict=True):
-        num_slices = -(-count // places.length)
+    for grad, count, kept, num_slices in zip(grads, places.rows_of, places.kept, places.num_row_slices, strict=True):
         if grad is None:
             joined[first : first + kept].zero_()
             partials[begin : begin + num_slices].zero_()
@@ -287,8 +315,8 @@ def join_gradients(grads: Sequence[Tensor | None], dtype: torch.dtype, width: in
             grad = grad.contiguous()
             # Numbers are read in pieces of 16 bytes.
             grad = grad.clone() if grad.data_ptr() % PIECE else grad
-            run_gpu(kernels.join_rows_gpu, grid_of(num_slices * pieces, 0), grad.data_ptr(), count, kept, places.length,
-                    num_slices, pieces, WIDE_KINDS[dtype], joined[first:].data_ptr(),
+            run_gpu(kernels.join_rows_gpu, grid_of(num_slices * pieces, 0), grad.data_ptr(), count, kept,
+                    _length_of_slice(count, _ROW_SLICE), num_slices, pieces, WIDE_KINDS[dtype], joined[first:].data_ptr(),
                     partials[begin:].data_ptr())  # fmt: skip
         first, begin = first + kept, begin + num_slices
     sums: Tensor = operators().sum_rows(partials, places.row_slices, None, None, len(grads), False, -1)

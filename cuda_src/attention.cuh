@@ -1,0 +1,23 @@
+// Scores of attention, and the threads that share a head.
+
+#pragma once
+
+// Less than every score, and finite: the difference of two of them is zero.
+#define LEAST -3.402823466e+38f
+#define NO_SCORE __uint_as_float(0xff800000)
+#define NOT_A_NUMBER __uint_as_float(0x7fffffff)
+// As in pyg_direct/kernels/aggregate/softmax.py.
+#define TINY 1e-16f
+
+__device__ __forceinline__ float bend(float value, float slope) { return value > 0.0f ? value : value * slope; }
+
+// Threads that share a head: each computes one piece of it.
+struct Group {
+    int lane, lanes;
+    unsigned mask;
+    __device__ __forceinline__ float sum(float value) const
+    {
+        for (int step = lanes >> 1; step > 0; step >>= 1) value += __shfl_xor_sync(mask, value, step);
+        return value;
+    }
+};
