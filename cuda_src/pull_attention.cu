@@ -59,9 +59,11 @@ template <class Kind>
 __device__ __forceinline__ void attend_span(float *result, const Parts &parts, Span span, const uint4 *x,
                                             const float *vector, Group group)
 {
-    const int ROWS = 4, items = Kind::items;
+    const int ROWS = 2, items = Kind::items;
     const float own = parts.by_target[span.target * parts.heads];
-    float direction[items], total[items] = {}, best = LEAST, sum = 0.0f;
+    // Each thread has the score of one of the first edges, and memory those of the others.
+    const int mine_at = span.first + group.lane;
+    float direction[items], total[items] = {}, best = LEAST, sum = 0.0f, mine = 0.0f;
     load_fp32<items>(vector, direction);
     for (int e = span.first; e < span.last; e += ROWS) {
         uint4 raw[ROWS];
@@ -78,7 +80,9 @@ __device__ __forceinline__ void attend_span(float *result, const Parts &parts, S
 #pragma unroll
                 for (int i = 0; i < items; ++i) product += value[i] * direction[i];
                 product = group.sum(product) + own;
-                if (parts.alpha != nullptr && group.lane == 0) parts.alpha[(unsigned)(e + u) * parts.heads] = product;
+                if (e + u == mine_at) mine = product;
+                else if (e + u >= span.first + group.lanes && parts.alpha != nullptr && group.lane == 0)
+                    parts.alpha[(unsigned)(e + u) * parts.heads] = product;
                 score[u] = bend(product, parts.slope);
                 largest = fmaxf(largest, score[u]);
             }
@@ -102,10 +106,10 @@ __device__ __forceinline__ void attend_span(float *result, const Parts &parts, S
     // If all scores are minus infinity, the result is a NaN, as in the softmax.
     const float scale = sum == 0.0f ? NOT_A_NUMBER : 1.0f / (sum + TINY);
     if (parts.alpha != nullptr) {
-        __syncwarp(group.mask);
-        for (int e = span.first + group.lane; e < span.last; e += group.lanes) {
+        if (span.last - span.first > group.lanes) __syncwarp(group.mask);
+        for (int e = mine_at; e < span.last; e += group.lanes) {
             float *at = parts.alpha + (unsigned)e * parts.heads;
-            const float score = *at, weight = __expf(bend(score, parts.slope) - best) * scale;
+            const float score = e == mine_at ? mine : *at, weight = __expf(bend(score, parts.slope) - best) * scale;
             *at = score > 0.0f ? weight : -weight;
         }
     }
@@ -169,8 +173,8 @@ __device__ __forceinline__ void pull_scores(float *to_edges, float *to_target, c
                                             const uint4 *grad, const int *row, int first, int last, unsigned heads,
                                             unsigned pieces, Group group, float slope)
 {
-    const int ROWS = 4;
-    float pulled[Kind::items], total = 0.0f, sum = 0.0f;
+    const int ROWS = 2, mine_at = first + group.lane;
+    float pulled[Kind::items], total = 0.0f, sum = 0.0f, mine = 0.0f;
     unpack(Kind(), *grad, pulled);
     for (int e = first; e < last; e += ROWS) {
         uint4 raw[ROWS];
@@ -191,15 +195,16 @@ __device__ __forceinline__ void pull_scores(float *to_edges, float *to_target, c
                 for (int i = 0; i < Kind::items; ++i) product += value[i] * pulled[i];
                 product = group.sum(product);
                 total += weight[u] * product;
-                if (group.lane == 0) to_edges[(unsigned)(e + u) * heads] = product;
+                if (e + u == mine_at) mine = product;
+                else if (e + u >= first + group.lanes && group.lane == 0) to_edges[(unsigned)(e + u) * heads] = product;
             }
         }
     }
-    __syncwarp(group.mask);
-    for (int e = first + group.lane; e < last; e += group.lanes) {
+    if (last - first > group.lanes) __syncwarp(group.mask);
+    for (int e = mine_at; e < last; e += group.lanes) {
         float *at = to_edges + (unsigned)e * heads;
         const float weight = alpha[(unsigned)e * heads];
-        float share = fabsf(weight) * (*at - total);
+        float share = fabsf(weight) * ((e == mine_at ? mine : *at) - total);
         // The score was not above zero.
         if (__float_as_uint(weight) >> 31) share *= slope;
         *at = share, sum += share;

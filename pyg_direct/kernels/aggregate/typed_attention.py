@@ -76,7 +76,7 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
 
 
 @gpu_kernel("u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] u8 u8 u8 i8 i8 i8 i4 i4 f4 i4 u8 u8",
-            sources=("aggregate", "pull_attention"), resident_blocks=3)  # fmt: skip
+            sources=("aggregate", "pull_attention"), resident_blocks=4)  # fmt: skip
 def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, kept, starts, sizes, relations, num_rows,
                       num_edges, run, heads, lanes, slope, kind, alpha, totals):  # fmt: skip
     """Sums of the attention of the relations into one type, fp32, and its row of `bias` unless this is zero.
@@ -117,7 +117,7 @@ def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, k
 
 
 @gpu_kernel("u8 u8 I[] u8 u8 i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8", I=("i4", "i8"),
-            sources=("aggregate", "pull_attention"), resident_blocks=4)  # fmt: skip
+            sources=("aggregate", "pull_attention"), resident_blocks=6)  # fmt: skip
 def pull_scores_gpu(x, grad, indptr, row, alpha, bounds, shifts, num_edges, num_targets, run, heads, lanes, slope, kind,
                     to_edges, to_targets):  # fmt: skip
     """Gradients of the scores of edges before `leaky`, and their sums by target. All but arrays are addresses; `row` is
