@@ -72,19 +72,45 @@ def count_batch(batch: HeteroData) -> tuple[int, int]:
     return sum(len(store.x) for store in batch.node_stores), sum(s.edge_index.shape[1] for s in batch.edge_stores)
 
 
-def find_limit(batch: HeteroData, hidden: int = _HIDDEN) -> tuple[float, float]:
-    """Return seconds that a step on a batch takes at least: its products at the measured rate of bfloat16, and its rows
-    at the measured rate of copies.
+def count_work(batch: HeteroData, hidden: int = _HIDDEN, layers: int = len(FANOUTS)) -> tuple[int, int]:
+    """Return operations of the products of a training step on a batch, and bytes that it moves at least.
 
-    Each sampled node is multiplied once in its first layer, forward and for the matrix's gradient; rows are read once
-    in each, and their products are written and read once in each. The layers after are left out.
+    Each relation multiplies its sources once in a layer, forward, and once more for the gradient of its matrix; layers
+    after the first also for the gradient of their rows. Rows are 16 bits wide, and sums fp32. Forward reads the rows
+    of sources, writes and reads their products, and writes the sums. Backward reads gradients of sums, products and
+    rows, and writes and reads gradients of products; layers after the first also write gradients of rows.
     """
-    num_nodes, _ = count_batch(batch)
+    operations = num_bytes = 0
+    x, edges = batch.x_dict, batch.edge_index_dict
     width = batch["paper"].x.shape[1]
+    for number in range(layers):
+        x, edges, _ = trim_to_layer(number, batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict, x, edges)
+        read: dict[str, list[Tensor]] = {}
+        made = 0
+        reached: dict[str, int] = {}
+        for (source, _, target), ends in edges.items():
+            if ends.shape[1]:
+                read.setdefault(source, []).append(ends[0].unique())
+                made += len(read[source][-1])
+                reached[target] = max(reached.get(target, 0), int(ends[1].max()) + 1)
+        targets = sum(reached.values())
+        rows = sum(len(torch.cat(parts).unique()) for parts in read.values())
+        operations += (2 if number == 0 else 3) * 2 * made * width * hidden
+        num_bytes += 2 * (2 * rows * width) + 2 * (5 * made * hidden) + 4 * (2 * targets * hidden)
+        num_bytes += 0 if number == 0 else 4 * rows * width
+        width = hidden
+    return operations, num_bytes
+
+
+def find_limit(batch: HeteroData, hidden: int = _HIDDEN) -> tuple[float, float]:
+    """Return seconds that a step on a batch takes at least: for its products at the measured rate of bfloat16, and for
+    its bytes at the measured rate of copies; see `count_work`.
+    """
+    width = batch["paper"].x.shape[1]
+    operations, num_bytes = count_work(batch, hidden)
     a, b = (torch.randn(8192, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     rate = 2 * 8192 * 8192 * width / median(time_on_gpu(lambda: a @ b.t()))
-    num_bytes = num_nodes * (2 * width * batch["paper"].x.element_size() + 2 * 2 * hidden * 2)
-    return 2 * 2 * num_nodes * width * hidden / rate, num_bytes / device_copy_rate()
+    return operations / rate, num_bytes / device_copy_rate()
 
 
 def measure_rgat(scale: float, name: str, *, sizes: tuple[int, ...] = (512, 1024, 2048), batches: int = 60,
@@ -128,7 +154,7 @@ def measure_rgat(scale: float, name: str, *, sizes: tuple[int, ...] = (512, 1024
             alone = run_steps(repeat(first), step, batches)
             times = run_steps(without_end(loader), step, batches)
             yield Row.of(case, way, "k seeds/s", [size / ms for ms in times], size / 1e3 / max(sum(limits), 1e-9),
-                         "products and copies of the first layer alone")  # fmt: skip
+                         "products and bytes of all layers")  # fmt: skip
             yield Row.of(case, f"{way}, one batch", "ms", alone)
             if device == "cuda":
                 yield Row.of(case, f"{way}, peak memory", "GiB", [(torch.cuda.max_memory_allocated() - held) / _GB])

@@ -78,7 +78,8 @@ class Places(NamedTuple):
         order = [i for group in groups for i in group]
         source_slices = _begin([-(-size // length) for size in num_sources])
         parts = [_begin(num_sources), begins, shifts, _begin(counts), _begin([len(group) for group in groups]),
-                 kept, order, [begins[i] for i in order], [sizes[i] for i in order], source_slices, _begin(row_slices)]  # fmt: skip
+                 kept, order, [begins[i] for i in order], [sizes[i] for i in order], source_slices,
+                 _begin(row_slices)]  # fmt: skip
         placed = _upload([number for part in parts for number in part], device, is_captured)
         return cls._make([*placed.split([len(part) for part in parts]), length, source_slices[-1], tuple(counts), kept,
                           tuple(row_slices)])  # fmt: skip
@@ -258,7 +259,7 @@ def pull_pairs(keys: Tensor, queries: Tensor, vectors: Tensor | None, grad: Tens
 
 
 def pull_vectors(x: Tensor, to_scores: Tensor, places: Places) -> Tensor:
-    """Return the gradients of the vectors of `attend_groups`, fp32 `[R, F]`, from gradients of scores, fp32 `[U, H]`."""
+    """Return the gradients of the vectors of `attend_groups`, fp32 `[R, F]`, from gradients of scores, `[U, H]`."""
     (num_rows, width), heads = x.shape, to_scores.shape[1]
     num_relations = len(places.sources) - 1
     partials = torch.empty(places.num_slices, width, dtype=torch.float32, device=x.device)
@@ -316,8 +317,8 @@ def join_gradients(grads: Sequence[Tensor | None], dtype: torch.dtype, width: in
             # Numbers are read in pieces of 16 bytes.
             grad = grad.clone() if grad.data_ptr() % PIECE else grad
             run_gpu(kernels.join_rows_gpu, grid_of(num_slices * pieces, 0), grad.data_ptr(), count, kept,
-                    _length_of_slice(count, _ROW_SLICE), num_slices, pieces, WIDE_KINDS[dtype], joined[first:].data_ptr(),
-                    partials[begin:].data_ptr())  # fmt: skip
+                    _length_of_slice(count, _ROW_SLICE), num_slices, pieces, WIDE_KINDS[dtype],
+                    joined[first:].data_ptr(), partials[begin:].data_ptr())  # fmt: skip
         first, begin = first + kept, begin + num_slices
     sums: Tensor = operators().sum_rows(partials, places.row_slices, None, None, len(grads), False, -1)
     return joined, sums

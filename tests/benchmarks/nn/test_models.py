@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from benchmarks.features.link_share import SHARES, measure_link_share
 from benchmarks.loader.typed_graphs import make_mag
 from benchmarks.nn.models import count_host_bytes, measure_pyg_epochs
-from benchmarks.nn.rgat import measure_rgat, measure_rgat_accuracy, measure_rgat_on_host
+from benchmarks.nn.rgat import count_work, measure_rgat, measure_rgat_accuracy, measure_rgat_on_host
 from benchmarks.nn.typed_steps import measure_typed_steps
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.loader.neighbor_loader import NeighborLoader
@@ -49,6 +49,25 @@ def test_steps_of_rgat_are_measured(real_device):
 
 
 @pytest.mark.full
+def test_work_of_rgat_is_counted_by_layer():
+    batch = HeteroData()
+    batch["paper"].x, batch["author"].x = torch.rand(4, 8), torch.rand(3, 8)
+    # One seed cites papers 1 and 2; authors 0 and 1 wrote it. In the second hop author 2 wrote paper 1, which cites 3.
+    batch["paper", "cites", "paper"].edge_index = torch.tensor([[1, 2, 3], [0, 0, 1]])
+    batch["author", "writes", "paper"].edge_index = torch.tensor([[0, 1, 2], [0, 0, 1]])
+    batch["paper", "of", "author"].edge_index = torch.empty(2, 0, dtype=torch.long)
+    batch.num_sampled_nodes_dict = {"paper": [1, 2, 1], "author": [0, 2, 1]}
+    batch.num_sampled_edges_dict = {kind: [0, 0] if kind[1] == "of" else [2, 1] for kind in batch.edge_types}
+    width, hidden = 8, 16
+
+    operations, num_bytes = count_work(batch, hidden, 2)
+
+    # Sources of the first layer: papers 1, 2, 3 and authors 0, 1, 2; of the second: papers 1, 2 and authors 0, 1.
+    assert operations == 2 * 2 * 6 * width * hidden + 3 * 2 * 4 * hidden * hidden
+    first = 4 * 6 * width + 10 * 6 * hidden + 8 * 2 * hidden
+    assert num_bytes == first + (4 * 4 * hidden + 10 * 4 * hidden + 8 * 1 * hidden + 4 * 4 * hidden)
+
+
 def test_accuracy_of_rgat_is_measured_in_both_ways(real_device):
     rows = list(measure_rgat_accuracy(1e-4, "tiny", seeds=2, batches=12, size=32, num_classes=3, feature_signal=4.0))
 
