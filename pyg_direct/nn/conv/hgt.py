@@ -14,14 +14,14 @@ from torch_geometric.nn.dense import HeteroLinear
 from pyg_direct.nn import paths
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
+from pyg_direct.nn.hetero.attention import ProductEdges, attend_products, can_attend_products, weigh_values
 from pyg_direct.nn.hetero.hetero_conv import drop_relations, find_types_of_pass
 from pyg_direct.nn.linear import multiply_heads
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch
 from pyg_direct.nn.trimming import has_hooks
 from pyg_direct.nn.whole_graphs import find_whole, keeps_graphs
-from pyg_direct.ops.aggregate.compute_softmax import softmax
 from pyg_direct.ops.aggregate.products import dot
-from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
+from pyg_direct.ops.aggregate.sum_rows import DTYPES
 from pyg_direct.ops.local_ids.build_csr import compress_ids
 from pyg_direct.ops.run_kernel import is_recorded
 
@@ -36,11 +36,13 @@ class _Told:
     Attributes:
         batch: Batch of the first relation, which remembers results for all of them.
         max_degree: Upper bound of the edges of a target, None if there is none.
-        is_scaled: True if keys have been multiplied by the weights of relations and the scale of the products.
+        both: Keys and values, `[U, 2 * H, C]`, once keys have been multiplied by the weights of relations and the scale
+            of the products; None before.
     """
 
     def __init__(self, batch: SortedBatch, key: tuple[Any, ...], max_degree: int | None) -> None:
-        self.batch, self.key, self.max_degree, self.is_scaled = batch, key, max_degree, False
+        self.batch, self.key, self.max_degree = batch, key, max_degree
+        self.both: Tensor | None = None
 
 
 def forward(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
@@ -117,8 +119,8 @@ def _construct_src_node_feat(self: Any, k_dict: Any, v_dict: Any, edge_index_dic
         rows = torch.cat([k_dict[kind[0]], v_dict[kind[0]]], dim=1)
         made.append(multiply_heads(rows, weight))
         offsets[kind], begin = begin, begin + rows.shape[0]
-    told.is_scaled = True
-    k, v = torch.cat(made, dim=1).transpose(0, 1).split(heads, dim=1)
+    told.both = torch.cat(made, dim=1).transpose(0, 1)
+    k, v = told.both.split(heads, dim=1)
     return k, v, offsets
 
 
@@ -137,15 +139,15 @@ def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) ->
     self._paths.note()
     num_targets, bound = q.shape[0], told.max_degree
     joined: _Joined = told.batch.remember(told.key, lambda: _sort(edge_index, num_targets))
+    edges = ProductEdges(joined.indptr, joined.row, joined.target, len(k), num_targets, bound, told.batch, told.key)
+    if told.both is not None:
+        both = told.both.flatten(1)
+        if can_attend_products(both, self.heads, edges):
+            return attend_products(both, q.flatten(1), self.heads, edges)
     scores = dot(k, q, joined.indptr, joined.row, joined.target, max_degree=bound)
-    if not told.is_scaled:
+    if told.both is None:
         scores = scores * kwargs["edge_attr"].index_select(0, joined.edge) / math.sqrt(q.shape[-1])
-    work = torch.promote_types(scores.dtype, torch.float32)
-    alpha = softmax(None, None, scores.to(work), joined.indptr, joined.row, num_targets=num_targets, max_degree=bound)
-    dtype = torch.promote_types(v.dtype, scores.dtype)
-    out = aggregate(v.to(dtype), joined.indptr, joined.row, weight=alpha.to(dtype), target=joined.target,
-                    num_targets=num_targets, max_degree=bound)  # fmt: skip
-    return out.view(num_targets, self.out_channels)
+    return weigh_values(scores, v, edges).view(num_targets, self.out_channels)
 
 
 class _Joined(NamedTuple):

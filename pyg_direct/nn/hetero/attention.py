@@ -7,6 +7,7 @@ only the products and the weights of edges.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -17,8 +18,8 @@ from torch.autograd import Function
 
 from pyg_direct.kernels.aggregate.sum import LONG_ROW
 from pyg_direct.nn.hetero.joined_edges import Groups, ReadSources, Used, multiply_apart, sum_apart
-from pyg_direct.nn.sorted_edges import may_wait
-from pyg_direct.ops.aggregate.compute_softmax import attend
+from pyg_direct.nn.sorted_edges import SortedBatch, may_wait
+from pyg_direct.ops.aggregate.compute_softmax import attend, softmax
 from pyg_direct.ops.aggregate.compute_typed_attention import (
     BySource,
     Places,
@@ -32,6 +33,8 @@ from pyg_direct.ops.aggregate.compute_typed_attention import (
     pull_vectors,
     sum_by_source,
 )
+from pyg_direct.ops.aggregate.products import dot
+from pyg_direct.ops.aggregate.sum_rows import aggregate
 
 
 def score_sources(made: Tensor, vectors: Sequence[Tensor], read: ReadSources, used: Used) -> Tensor:
@@ -77,6 +80,63 @@ def can_attend(made: Tensor, heads: int, read: ReadSources) -> bool:
         # Targets with many edges would keep others waiting.
         and (num_edges <= LONG_ROW or (0 <= (edges.max_degree or 0) <= LONG_ROW and edges.max_degree is not None))
     )
+
+
+class ProductEdges(NamedTuple):
+    """Edges of `attend_products`, sorted by target.
+
+    Attributes:
+        indptr, row, target: Offsets of the targets' edges, `[T + 1]`, and both ends of each, `[E]`.
+        num_sources, num_targets: Rows of keys and of queries.
+        max_degree: Upper bound of the edges of a target, None if it is not known.
+        batch, key: Batch that remembers results for them, and the key of these.
+    """
+
+    indptr: Tensor
+    row: Tensor
+    target: Tensor
+    num_sources: int
+    num_targets: int
+    max_degree: int | None
+    batch: SortedBatch
+    key: tuple[Any, ...]
+
+    def sort(self) -> BySource:
+        """Return the edges by source, sorted once for the layers that share them."""
+        made: BySource = self.batch.remember(
+            ("by source", *self.key),
+            lambda: BySource.of(self.row, self.target, self.num_sources, not may_wait(self.row)),
+        )
+        return made
+
+    def lay_out(self) -> Places:
+        """Return where their sources and targets begin and end."""
+        made: Places = self.batch.remember(
+            ("places", *self.key),
+            lambda: Places.of([self.num_sources], [self.num_targets], [[0]], [self.num_targets], self.row.device,
+                              not may_wait(self.row)))  # fmt: skip
+        return made
+
+
+def can_attend_products(both: Tensor, heads: int, edges: ProductEdges) -> bool:
+    """Report whether `attend_products` takes keys and values `[U, 2 * H * C]`."""
+    num_edges, most = len(edges.row), edges.max_degree
+    return (
+        can_pull(both[:, : both.shape[1] // 2], heads, max(edges.num_sources, edges.num_targets, num_edges))
+        and min(num_edges, edges.num_targets) > 0
+        and (num_edges <= LONG_ROW or (most is not None and 0 <= most <= LONG_ROW))
+    )
+
+
+def attend_products(both: Tensor, queries: Tensor, heads: int, edges: ProductEdges) -> Tensor:
+    """Return the sums of values `[T, H * C]`, weighted by a softmax over the products of keys and queries.
+
+    Args:
+        both: Keys and values of the sources, `[U, 2 * H * C]`; see `can_attend_products`.
+        queries: Rows of the targets, `[T, H * C]` of the same dtype.
+    """
+    made: Tensor = _AttendProducts.apply(edges, heads, both, queries)
+    return made
 
 
 class _Layer(NamedTuple):
@@ -197,6 +257,47 @@ class _AttendPairs(Function):
         return None, to_made, to_others, *to_vectors, *biases
 
 
+class _AttendProducts(Function):
+    @staticmethod
+    def forward(ctx: Any, edges: ProductEdges, heads: int, both: Tensor, queries: Tensor) -> Tensor:
+        both, queries = both.contiguous(), queries.contiguous()
+        out, alpha = attend_pairs_of(both, queries, None, heads, edges.indptr, edges.sort().row,
+                                     edges.lay_out().targets, 1.0, any(ctx.needs_input_grad))  # fmt: skip
+        ctx.edges, ctx.heads = edges, heads
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(both, queries, alpha, out)
+        return out.to(both.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (both, queries, alpha, out), edges = ctx.saved_tensors, ctx.edges
+        if torch.is_grad_enabled():
+            wants = ctx.needs_input_grad[2:]
+            return None, None, *_differentiate(partial(_compose_products, edges), ctx.heads, [both, queries], [grad],
+                                               wants)  # fmt: skip
+        to_both, to_queries, _ = pull_pairs(both, queries, None, grad.contiguous(), out, alpha, edges.indptr,
+                                            edges.sort().row, edges.sort(), edges.lay_out(), 1.0)  # fmt: skip
+        return None, None, to_both, to_queries
+
+
+def _compose_products(edges: ProductEdges, heads: int, both: Tensor, queries: Tensor) -> list[Tensor]:
+    """Compute the same by functions that torch can differentiate again."""
+    keys, values = (part.reshape(len(both), heads, -1) for part in both.chunk(2, dim=1))
+    scores = dot(keys, queries.view(edges.num_targets, heads, -1), edges.indptr, edges.row, edges.target,
+                 max_degree=edges.max_degree)  # fmt: skip
+    return [weigh_values(scores, values, edges).flatten(1)]
+
+
+def weigh_values(scores: Tensor, values: Tensor, edges: ProductEdges) -> Tensor:
+    """Return the sums of values `[U, H, C]` of sources, weighted by a softmax over scores `[E, H]`: `[T, H, C]`."""
+    work, sizes = torch.promote_types(scores.dtype, torch.float32), (edges.num_targets, edges.max_degree)
+    alpha = softmax(None, None, scores.to(work), edges.indptr, edges.row, num_targets=sizes[0], max_degree=sizes[1])
+    dtype = torch.promote_types(values.dtype, scores.dtype)
+    made: Tensor = aggregate(values.to(dtype), edges.indptr, edges.row, weight=alpha.to(dtype), target=edges.target,
+                             num_targets=sizes[0], max_degree=sizes[1])  # fmt: skip
+    return made
+
+
 def _keep(ctx: Any, layer: _Layer, *tensors: Any) -> None:
     """Keep what the way back needs."""
     ctx.set_materialize_grads(False)
@@ -239,7 +340,7 @@ def _order(layer: _Layer) -> BySource:
     return made
 
 
-def _differentiate(compose: Any, layer: _Layer, given: Sequence[Any], grads: Sequence[Tensor | None],
+def _differentiate(compose: Any, layer: Any, given: Sequence[Any], grads: Sequence[Tensor | None],
                    wants: Sequence[bool]) -> list[Tensor | None]:  # fmt: skip
     """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
     # Aliases, because no path may lead from one to another.
