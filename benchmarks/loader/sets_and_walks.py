@@ -55,6 +55,9 @@ def measure_walks(edge_index: Tensor, num_nodes: int, name: str) -> Iterator[Row
     """Measure steps a second of uniform walks and node2vec's from all nodes, and milliseconds per batch of
     MetaPath2Vec.
 
+    A step waits for the offsets of its row, then for a neighbor in it. The limit is as many reads of neighbors at random
+    places of the same array: one for a step, which waits for no other. Both are whole calls by the wall clock.
+
     Args:
         edge_index: int64 `[2, E]`, on the CPU.
         num_nodes: Number of nodes N.
@@ -63,7 +66,6 @@ def measure_walks(edge_index: Tensor, num_nodes: int, name: str) -> Iterator[Row
     device = resolve_device(None)
     topology = CSRTopo(edge_index, num_nodes=num_nodes, direction="out")
     start = torch.arange(num_nodes, device=device)
-    # As many reads of an offset and a neighbor, without the choice of the neighbor.
     places = torch.randint(max(1, edge_index.shape[1]), (start.numel() * _STEPS,), device=device)
     neighbors = topology.place("auto", device).indices
     read = time_on_clock(lambda: neighbors[places], 5)
