@@ -62,8 +62,8 @@ def measure_walks(edge_index: Tensor, num_nodes: int, name: str) -> Iterator[Row
     """Measure steps a second of uniform walks and node2vec's from all nodes, and milliseconds per batch of
     MetaPath2Vec.
 
-    A step waits for the offsets of its row, then for a neighbor in it. The limit is as many reads of neighbors at random
-    places of the same array: one for a step, which waits for no other. Both are whole calls by the wall clock.
+    A step waits for the offsets of its row, then for a neighbor in it. The limit is as many reads of neighbors at
+    random places of the same array: one for a step, which waits for no other. Both are whole calls by the wall clock.
 
     Args:
         edge_index: int64 `[2, E]`, on the CPU.

@@ -1,15 +1,14 @@
-"""Sums of contents: words of an array are added up in classes, and each class is multiplied by an odd number.
+"""Sums of contents: words of an array are added up in classes, and the sum of each class is multiplied by an odd number.
 
 The words of a chunk of `CHUNK` words are added up twice: by their positions modulo each of `WIDTHS`, primes of which no
-usual row of features is a multiple. That is an addition for each word, by vector instructions, while a product would
-take several times as long. Changes of up to three words of a chunk change the sum of a class, whatever they are, and
-more changes almost certainly do. The
-high half of the sum is folded into its low half, so that changes of signs count in many bits of the product with the odd
-number of the class. The sum of the products is multiplied by an odd number of the chunk.
+usual row of features is a multiple. That is one addition for each word by vector instructions, while a product takes
+several times as long. Changes of up to three words of a chunk change the sum of a class, whatever they are; more
+changes almost certainly do. The high half of a sum is folded into its low half, so that changes of signs count in many
+bits of the product. The odd number is a product: one number for the class, and one for the chunk.
 
-Samples of larger arrays are words times two odd numbers: one for the position within a block of `BLOCK` words, and one
-for the block. All odd numbers are mixed as by the first half of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014). Sums are
-equal for any number of threads.
+Samples of larger arrays are words times an odd number for the position within a block of `BLOCK` words, and one for the
+block. All of these are mixed as by the first half of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014). Sums are equal for
+any number of threads.
 """
 
 from __future__ import annotations

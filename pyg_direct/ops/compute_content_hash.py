@@ -139,8 +139,8 @@ class _Spent:
 
 def _sum_by_numpy(words: np.ndarray, pieces: int, is_whole: bool) -> int:
     """Return the result of the loops, by steps of NumPy."""
-    one = np.uint64(1)
     if not is_whole:
+        one = np.uint64(1)
         part, block = len(words) // pieces, np.uint64(kernels.BLOCK)
         numbers = np.arange(pieces, dtype=np.uint64)
         firsts = numbers * np.uint64(part) + _mix(numbers) % np.uint64(part - _LENGTH + 1)
@@ -156,8 +156,9 @@ def _sum_by_numpy(words: np.ndarray, pieces: int, is_whole: bool) -> int:
             np.add.reduce(own[:whole].reshape(-1, width), axis=0, out=sums[at : at + width])
             sums[at : at + len(own) - whole] += own[whole:]
             at += width
-    classes = _fold(classes) * _list_factors()[: classes.shape[1]]
-    return int((classes.sum(1) * (_mix(np.arange(len(starts), dtype=np.uint64)) | one)).sum())
+    factors = _list_factors()
+    # Fewer chunks than a block has words: larger arrays are not summed whole.
+    return int(((_fold(classes) * factors[: classes.shape[1]]).sum(1) * factors[: len(starts)]).sum())
 
 
 def _fold(words: np.ndarray) -> np.ndarray:
