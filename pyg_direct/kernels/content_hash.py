@@ -1,4 +1,4 @@
-"""Sums of contents: words of an array are added up in classes, and the sum of each class is multiplied by an odd number.
+"""Sums of contents: words of an array are added up in classes, and the sum of each is multiplied by an odd number.
 
 The words of a chunk of `CHUNK` words are added up twice: by their positions modulo each of `WIDTHS`, primes of which no
 usual row of features is a multiple. That is one addition for each word by vector instructions, while a product takes
