@@ -1,8 +1,8 @@
 """Sums of contents: words of an array are added up in classes, and the sum of each is multiplied by an odd number.
 
-The words of a chunk of `CHUNK` words are added up twice: by their positions modulo each of `WIDTHS`, primes of which no
-usual row of features is a multiple. That is one addition for each word by vector instructions, while a product takes
-several times as long. Changes of up to three words of a chunk change the sum of a class, whatever they are; more
+The words of a chunk of `CHUNK` words are added up twice: by their positions modulo each of `WIDTHS`. These are primes,
+as no usual row of features is a multiple of them. An addition by vector instructions takes a fraction of a product's
+time. Changes of up to three words of a chunk change the sum of a class, whatever they are; more
 changes almost certainly do. The high half of a sum is folded into its low half, so that changes of signs count in many
 bits of the product. The odd number is a product: one number for the class, and one for the chunk.
 
