@@ -126,9 +126,11 @@ class BoundsCheck:
         Raises:
             IdError: an id is not in [0, upper).
         """
+        if not runs_on_gpu(self._ids) or self._flag is None:
+            return
         if self._event is not None:
             self._event.synchronize()
-        if self._flag is not None and int(self._flag):
+        if int(self._flag) != 0:
             check_below(self._name, self._ids.cpu().numpy(), self._upper)
 
 
