@@ -266,8 +266,10 @@ class GraphLoader(EpochLoader):
         """Check if graphs were written while an epoch runs, in a sample of the batch; warns once."""
         if self._joins_late:
             return True
-        step = -(-seeds.nodes.numel() // _LOOKED_AT) or 1
-        if not graphs.source.were_written(seeds.nodes[::step].tolist()):
+        looked_at: Sequence[int] = ()
+        if not graphs.source.is_checked_whole:
+            looked_at = seeds.nodes[:: -(-seeds.nodes.numel() // _LOOKED_AT) or 1].tolist()
+        if not graphs.source.were_written(looked_at):
             return False
         self._joins_late = True
         warn("graphs of the data set were written while an epoch runs: from now on PyG's own code joins the graphs of "

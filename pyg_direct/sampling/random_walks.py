@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.graph.placed_topology import PlacedTopology
@@ -26,7 +26,7 @@ from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import as_ids, check_ids, check_topology
 from pyg_direct.ops.compute_content_hash import glance_only, has_content, read_content
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.ops.sampling.draw_walks import walk, walk_along
+from pyg_direct.ops.sampling.draw_walks import BoundsCheck, walk, walk_along
 from pyg_direct.ops.sampling.find_induced import NeighborLists
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.threads import one_thread
@@ -75,19 +75,20 @@ def random_walk(topology: CSRTopo | tuple[Tensor, Tensor], start: Any, walk_leng
                                 f"{type(topology).__name__}")  # fmt: skip
     target = resolve_device(device)
     placed, start = topology.place(placement, target), as_ids("start", start)
-    check_nodes("start", start, placed.num_nodes)
+    start = check_ids("start", start, placed.num_nodes)
+    check = BoundsCheck("start", start, placed.num_nodes)
     seed = check_seed(seed)
     key = draw_seed() if seed is None else seed
-    return find_rows(placed).walk(start.to(target), walk_length, p, q, key=key)
+    walks = find_rows(placed).walk(start.to(target), walk_length, p, q, key=key)
+    # After the walks are enqueued, which end at invalid nodes: the wait for the check is then no wait of theirs.
+    check.finish()
+    return walks
 
 
 def check_nodes(name: str, nodes: Tensor, num_nodes: int) -> Tensor:
     """Ids of nodes as `check_ids`, but those on a GPU are looked at too, which is waited for."""
     nodes = check_ids(name, nodes, num_nodes)
-    if nodes.is_cuda and nodes.numel() > 0:
-        low, high = torch.stack(torch.aminmax(nodes)).tolist()
-        if low < 0 or high >= num_nodes:
-            raise IdError(f"{name} must lie in [0, {num_nodes}), got {low if low < 0 else high}")
+    BoundsCheck(name, nodes, num_nodes).finish()
     return nodes
 
 

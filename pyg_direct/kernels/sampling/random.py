@@ -35,9 +35,9 @@ def draw(key, item, slot):
 
 
 @body
-def draw_below(key, item, slot, bound):
-    """An integer in [0, bound), uniform to within bound / 2**64: the high word of draw * bound."""
-    bits, bound = draw(key, item, slot), np.uint64(bound)
+def scale_bits(bits, bound):
+    """An integer in [0, bound) of 64 random bits, uniform to within bound / 2**64: the high word of bits * bound."""
+    bound = np.uint64(bound)
     low, high = bits & _MASK, bits >> _HALF
     bound_low, bound_high = bound & _MASK, bound >> _HALF
     middle = high * bound_low + ((low * bound_low) >> _HALF)
@@ -45,9 +45,15 @@ def draw_below(key, item, slot, bound):
     return np.int64(high * bound_high + (middle >> _HALF) + (other >> _HALF))
 
 
+@body
+def draw_below(key, item, slot, bound):
+    """An integer in [0, bound), uniform to within bound / 2**64."""
+    return scale_bits(draw(key, item, slot), bound)
+
+
 # For loops over slots or items on a CPU.
 draw_in_loop = inlined(draw)
-draw_below_in_loop = inlined(draw_below, draw=draw_in_loop)
+draw_below_in_loop = inlined(draw_below, draw=draw_in_loop, scale_bits=inlined(scale_bits))
 
 
 @cpu_kernel

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, inlined, prange
-from pyg_direct.kernels.sampling.random import draw, draw_below, draw_below_in_loop
+from pyg_direct.kernels.local_ids.thread_block import sync_team
+from pyg_direct.kernels.sampling.random import draw, draw_below, draw_below_in_loop, scale_bits
 
 TRIES = 24
 # Draws of a step: a neighbor and a chance for each try, and one among all weights.
@@ -20,6 +21,12 @@ WEIGHT_BITS = 31
 _SHIFT = np.uint64(64 - WEIGHT_BITS)
 # Walks whose steps a CPU takes together.
 BLOCK = 64
+# Threads of a GPU that write the nodes of their walks together, and nodes of a walk that are written at a time: more
+# would leave too little memory of a multiprocessor for reads.
+TEAM, TILE = min(THREADS, 32), 8
+# An odd number of words between walks, so that threads that stage nodes use different banks of shared memory.
+PITCH = TILE + 1
+STAGED = THREADS * PITCH
 
 
 @body
@@ -149,18 +156,92 @@ def walk_cpu(indptr, neighbors, step, rows, stays, back, near, far, is_sorted, k
                                    end, s, length, out)  # fmt: skip
 
 
-@gpu_kernel("i8[] I[] i8 i8[] i8 i8 i8 i8 i8 u8 i8[]", I=("i4", "i8"))
-def walk_gpu(indptr, neighbors, step, rows, stays, back, near, far, is_sorted, key, out):
-    """A thread for each walk."""
-    length = np.int64(rows.shape[0])
+@body
+def first_row(rows, s):
+    """Offset from a node to its row at step `s`."""
+    return rows[s] if rows.shape[0] > 0 else np.int64(0)
+
+
+@gpu_kernel("i8[] I[] i8 i8[] i8 i8 i8 i8 i8 i8 u8 i8[] i8[]", I=("i4", "i8"), resident_blocks=8)
+def walk_gpu(indptr, neighbors, step, rows, length, stays, back, near, far, is_sorted, key, start, out):
+    """A thread for each walk, whose first node is in `start`. Without `rows`, nodes are rows."""
     walk = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    while walk < out.shape[0] // (length + 1):
+    while walk < start.shape[0]:
         at = walk * (length + 1)
-        node, before = np.int64(out[at]), np.int64(-1)
+        node, before = start[walk], np.int64(-1)
+        out[at] = node
         for s in range(length):
-            row = node + rows[s] if node >= 0 else np.int64(-1)
+            row = node + first_row(rows, s) if node >= 0 else np.int64(-1)
             following = follow(indptr, neighbors, step, row, node, before, stays, back, near, far, is_sorted, key, walk,
                                s)  # fmt: skip
             before, node = node, following
             out[at + s + 1] = node
         walk += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] I[] i8 i8[] i8 i8 u8 i8[] i8[]", I=("i4", "i8"), resident_blocks=8)
+def walk_evenly_gpu(indptr, neighbors, step, rows, length, stays, key, start, out):
+    """As `walk_gpu`, with all neighbors equally likely.
+
+    A walk waits for its row, then for its neighbor. The draw of the step after is made while the row is on its way.
+    Nodes go to shared memory first. A team of threads writes those of its walks together, because neighboring threads
+    then write to neighboring places.
+    """
+    staged = cuda.shared.array(STAGED, np.int64)
+    lane = np.uint32(cuda.threadIdx.x) % np.uint32(TEAM)
+    # Places of this thread's walk in shared memory, and of the first walk of its team.
+    mine = np.uint32(np.uint32(cuda.threadIdx.x) * np.uint32(PITCH))
+    base = np.uint32(mine - lane * np.uint32(PITCH))
+    first = np.int64(cuda.blockIdx.x) * THREADS + (np.int64(cuda.threadIdx.x) - lane)
+    # The threads of a team leave this loop together, so that they may synchronize inside.
+    while first < start.shape[0]:
+        walk = first + lane
+        node = np.int64(-1)
+        if walk < start.shape[0]:
+            node = start[walk]
+        bits, s = draw(key, walk, 0), np.uint32(0)
+        while True:
+            t = np.uint32(s % np.uint32(TILE))
+            staged[np.uint32(mine + t)] = node
+            if t == TILE - 1 or s == length:
+                sync_team(False)
+                write_staged(staged, base, lane, first, s - t, t + 1, length + 1, start.shape[0], out)
+                sync_team(False)
+                if s == length:
+                    break
+            row, begin, end = node, np.int64(0), np.int64(0)
+            if rows.shape[0] > 0 and node >= 0:
+                row += rows[s]
+            # An invalid node has no row: ids on a GPU are checked nowhere else.
+            if row >= 0 and row < indptr.shape[0] - 1:
+                begin, end = indptr[row], indptr[row + 1]
+            s = np.uint32(s + np.uint32(1))
+            later = draw(key, walk, np.int64(s) * SLOTS)
+            if begin < end:
+                node = np.int64(neighbors[np.uint64((begin + scale_bits(bits, end - begin)) * step)])
+            elif stays == 0:
+                node = np.int64(-1)
+            bits = later
+        first += np.int64(cuda.gridDim.x) * THREADS
+
+
+@body
+def write_staged(staged, base, lane, first, column, columns, width, num_walks, out):
+    """Write `columns` nodes of each walk of a team, whose first one is `first`, to the columns from `column` on."""
+    w, t = np.uint32(lane // np.uint32(TILE)), np.uint32(lane % np.uint32(TILE))
+    if t < columns:
+        at, place = (first + w) * width + column + t, np.uint32(base + w * np.uint32(PITCH) + t)
+        while w < TEAM and first + w < num_walks:
+            out[np.uint64(at)] = staged[place]
+            w, place = np.uint32(w + np.uint32(TEAM // TILE)), np.uint32(place + np.uint32(TEAM // TILE * PITCH))
+            at += (TEAM // TILE) * width
+
+
+@gpu_kernel("I[] i8 i8[]", I=("i4", "i8"))
+def flag_outside_gpu(ids, upper, flag):
+    """Set `flag`, which may be page-locked memory of the host, to 1 if an id is not in [0, upper)."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < ids.shape[0]:
+        if ids[i] < 0 or ids[i] >= upper:
+            flag[0] = 1
+        i += np.int64(cuda.gridDim.x) * THREADS

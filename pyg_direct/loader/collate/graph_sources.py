@@ -109,11 +109,16 @@ class ListedValues(Sequence[Any]):
 class GraphList:
     """Graphs of a list, each once.
 
+    Attributes:
+        is_checked_whole: False, because `were_written` checks only the graphs that it is given.
+
     Args:
         numbers: Indices of the data set's items in `graphs`, int64 `[D]`.
         places: Indices of the graphs in the user's list; None for the whole list.
         follows: True if the graphs come from a list of the user, which may change.
     """
+
+    is_checked_whole = False
 
     def __init__(self, graphs: Sequence[Any], numbers: Tensor, places: list[int] | None = None,
                  follows: bool = True) -> None:  # fmt: skip
@@ -235,6 +240,9 @@ def read_order(graph: Any, excluded: frozenset[str]) -> tuple[Any, ...]:
 class CollatedDataset:
     """Graphs that an `InMemoryDataset` keeps joined.
 
+    Attributes:
+        is_checked_whole: True, because `were_written` checks all graphs, and need not be given any.
+
     Args:
         dataset: The data set, with at least two graphs.
         places: Indices of its items; None for all.
@@ -244,6 +252,7 @@ class CollatedDataset:
     """
 
     has_one_order = True
+    is_checked_whole = True
 
     def __init__(self, dataset: InMemoryDataset, places: list[int] | None = None) -> None:
         self._dataset, self.data, self.slices = dataset, dataset._data, dataset.slices

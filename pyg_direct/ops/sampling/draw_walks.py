@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.kernels.sampling.walks import WEIGHT_BITS, walk_cpu, walk_gpu
-from pyg_direct.ops.argument_checks import check_ids, check_key, check_number, check_same_device, check_topology_kinds
+from pyg_direct.kernels.sampling.walks import WEIGHT_BITS, flag_outside_gpu, walk_cpu, walk_evenly_gpu, walk_gpu
+from pyg_direct.ops.argument_checks import (
+    check_below,
+    check_ids,
+    check_key,
+    check_number,
+    check_same_device,
+    check_topology_kinds,
+)
 from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.ops.sampling.find_induced import NeighborLists
 
@@ -38,9 +46,7 @@ def walk(lists: NeighborLists, start: Tensor, walk_length: int, p: float = 1.0, 
     """
     check_topology_kinds(lists.indptr, lists.neighbors)
     check_walk_length(walk_length)
-    weights = _weigh(p, q)
-    rows = torch.zeros(walk_length, dtype=torch.int64, device=lists.indptr.device)
-    return _walk(lists, start, rows, lists.num_nodes, weights, key, stays=True, is_sorted=is_sorted)
+    return _walk(lists, start, None, walk_length, lists.num_nodes, _weigh(p, q), key, stays=True, is_sorted=is_sorted)
 
 
 def walk_along(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int, *, key: int) -> Tensor:
@@ -58,25 +64,78 @@ def walk_along(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int
         Ids within their types, int64 `[W, L + 1]`; -1 after a node without neighbors.
     """
     check_topology_kinds(lists.indptr, lists.neighbors)
-    return _walk(lists, start, rows, num_nodes, (1, 1, 1), key, stays=False, is_sorted=False)
+    return _walk(lists, start, rows, rows.numel(), num_nodes, (1, 1, 1), key, stays=False, is_sorted=False)
 
 
-def _walk(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int, weights: tuple[int, int, int], key: int,
-          *, stays: bool, is_sorted: bool) -> Tensor:  # fmt: skip
+def _walk(lists: NeighborLists, start: Tensor, rows: Tensor | None, length: int, num_nodes: int,
+          weights: tuple[int, int, int], key: int, *, stays: bool, is_sorted: bool) -> Tensor:  # fmt: skip
+    """Walk; without `rows` nodes are rows."""
     start = check_ids("start", start, num_nodes)
     check_same_device("start", start, "indptr", lists.indptr)
     check_key("key", key)
-    out = torch.empty(start.numel(), rows.numel() + 1, dtype=torch.int64, device=start.device)
-    out[:, 0] = start
-    if out.numel() == start.numel():
+    out = torch.empty(start.numel(), length + 1, dtype=torch.int64, device=start.device)
+    if out.numel() == 0:
         return out
-    arguments = (lists.indptr, lists.neighbors, lists.step, rows, int(stays), *weights, int(is_sorted))
     if runs_on_gpu(start):
-        run_gpu(walk_gpu, grid_for(start.numel(), start), *arguments, key, out)
-    else:
+        start = start.long()
+        shared = (lists.indptr, lists.neighbors, lists.step, out.new_empty(0) if rows is None else rows, length,
+                  int(stays))  # fmt: skip
+        grid = grid_for(start.numel(), start)
+        if len({*weights}) == 1:
+            run_gpu(walk_evenly_gpu, grid, *shared, key, start, out)
+        else:
+            run_gpu(walk_gpu, grid, *shared, *weights, int(is_sorted), key, start, out)
+        return out
+    out[:, 0] = start
+    if length > 0:
+        rows = torch.zeros(length, dtype=torch.int64, device=start.device) if rows is None else rows
+        arguments = (lists.indptr, lists.neighbors, lists.step, rows, int(stays), *weights, int(is_sorted))
         with threads_for(out.numel()):
             run_cpu(walk_cpu, *arguments, np.uint64(key), out.view(-1))
     return out
+
+
+class BoundsCheck:
+    """Check that ids on a GPU lie in [0, upper), which the GPU makes ahead of its next work.
+
+    So the host can enqueue that work before it waits for the check in `finish`. Ids on the CPU are not checked here:
+    `check_ids` does that.
+
+    Args:
+        name: Argument that holds the ids, for the error.
+        ids: int64 or int32 `[n]`, contiguous.
+    """
+
+    def __init__(self, name: str, ids: Tensor, upper: int) -> None:
+        self._name, self._ids, self._upper = name, ids, upper
+        self._flag: Tensor | None = None
+        self._event: torch.cuda.Event | None = None
+        if runs_on_gpu(ids) and ids.numel() > 0:
+            # A thread waits for its check before it begins another one, so that one word is enough for it.
+            self._flag = getattr(_OWN, "flag", None)
+            if self._flag is None:
+                self._flag = _OWN.flag = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=ids.is_cuda)
+            self._flag.zero_()
+            run_gpu(flag_outside_gpu, grid_for(ids.numel(), ids), ids, upper, self._flag)
+            if ids.is_cuda:
+                self._event = torch.cuda.current_stream(ids.device).record_event()
+
+    def finish(self) -> None:
+        """Wait for the check.
+
+        Raises:
+            IdError: an id is not in [0, upper).
+        """
+        if not runs_on_gpu(self._ids) or self._flag is None:
+            return
+        if self._event is not None:
+            self._event.synchronize()
+        if int(self._flag) != 0:
+            check_below(self._name, self._ids.cpu().numpy(), self._upper)
+
+
+# Of each thread: `flag`, a word of page-locked memory, int64 `[1]`.
+_OWN = threading.local()
 
 
 def check_walk_length(walk_length: int) -> int:

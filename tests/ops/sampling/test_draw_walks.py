@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.kernels.sampling import walks as kernels
-from pyg_direct.ops.sampling.draw_walks import walk, walk_along
+from pyg_direct.ops.sampling.draw_walks import BoundsCheck, walk, walk_along
 from pyg_direct.ops.sampling.find_induced import NeighborLists
 from tests.reference import walks as reference
 
@@ -123,6 +124,50 @@ def test_what_is_hardly_ever_taken_ends_all_the_same(real_device):
 
     share = float((got[:, 2] == 2).float().mean())
     assert abs(share - 1 / 3) < 6 * math.sqrt(2 / 9 / 20_000)
+
+
+@pytest.mark.parametrize("length", [1, 6, 7, 8, 9, 20])
+@pytest.mark.parametrize("num_walks", [1, 31, 70])
+def test_many_walks_of_any_length_match_reference(device, length, num_walks):
+    rows = [*ROWS, [], [7, 0]]
+    start = torch.arange(num_walks) % len(rows)
+
+    got = walk(make_lists(rows, device), start.to(device), length, key=11)
+
+    assert got.tolist() == [
+        reference.walk(rows, node, length, (1, 1, 1), 11, w) for w, node in enumerate(start.tolist())
+    ]
+
+
+@pytest.mark.parametrize("length", [3, 17])
+def test_long_walks_along_relations_match_reference(device, length):
+    relations = [[[1, 0, 3], [2], [], [0, 0, 1, 3]], [[2], [3, 1], [0], [0, 1, 2]]] * length
+    relations = relations[:length]
+    start = torch.arange(40) % 4
+
+    got = walk_along(make_lists([row for rows in relations[:2] for row in rows], device), start.to(device),
+                     torch.tensor([4 * (s % 2) for s in range(length)], device=device), 4, key=8)  # fmt: skip
+
+    assert got.tolist() == [reference.walk_along(relations, node, 8, w) for w, node in enumerate(start.tolist())]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ids_on_a_gpu_are_checked_ahead(device, dtype):
+    ids = torch.arange(1000, dtype=dtype)
+    valid, large, low = (
+        torch.cat([ids, torch.tensor(own, dtype=dtype)]).to(device) for own in ([], [1000], [-3, 2000])
+    )
+
+    BoundsCheck("start", valid, 1000).finish()
+    BoundsCheck("start", valid[:0], 0).finish()
+
+    if device.type == "cuda" or SIMULATED:
+        BoundsCheck("start", large, 1000)  # Left without a wait, as if an error came between.
+        BoundsCheck("start", valid, 1000).finish()
+        with pytest.raises(IdError, match=r"start must lie in \[0, 1000\), got 1000"):
+            BoundsCheck("start", large, 1000).finish()
+        with pytest.raises(IdError, match=r"start must lie in \[0, 1000\), got -3"):
+            BoundsCheck("start", low, 1000).finish()
 
 
 def test_walks_depend_on_key_and_number_alone(device):

@@ -11,7 +11,8 @@ import torch
 from torch_geometric.nn import GATConv, GINConv, GraphConv, HeteroConv, HGTConv, RGCNConv, SAGEConv, to_hetero
 
 from pyg_direct import accelerate
-from pyg_direct.nn.conv import gat, gin, hgt, rgcn, sage
+from pyg_direct.nn.conv import gat, gin, rgcn, sage
+from pyg_direct.nn.hetero import attention
 from tests.nn.convolutions import Batch
 from tests.nn.hetero.hetero_conv.test_kinds import WIDTH, make_batch
 
@@ -24,7 +25,7 @@ def calls(monkeypatch):
     """Dtypes of the rows that our operators were asked to sum."""
     made = []
     for module, name in ((gin, "sum_known"), (sage, "sum_known"), (gat, "attend"),
-                         (rgcn, "aggregate"), (hgt, "aggregate")):  # fmt: skip
+                         (rgcn, "aggregate"), (attention, "aggregate")):  # fmt: skip
         plain = getattr(module, name)
         monkeypatch.setattr(module, name, lambda x, *args, plain=plain, **kwargs: (
             made.append(x.dtype) or plain(x, *args, **kwargs)))  # fmt: skip
