@@ -151,7 +151,7 @@ class State:
         self._lengths, self._items = list(map(len, self._views)), list(chain.from_iterable(self._views))
         near = {id(part): part for part in self._tensors if part.device == device and part.layout is torch.strided}
         self._near, self._far = list(near.values()), [part for part in self._tensors if id(part) not in near]
-        self._memory, self._has_forms = self._read_places(), _remember_forms(self._near)
+        self._memory, self._has_forms = self._read_places(), remember_forms(self._near)
         return tuple(state)
 
 
@@ -167,11 +167,13 @@ def _read_modes(device: torch.device) -> list[Any] | None:
     functions = [torch._C._get_function_stack_at(place) for place in range(count)] if count else []
     if any(type(mode) is not DeviceContext for mode in functions):
         return None
-    # In inference mode torch makes tensors that may not be written later.
-    return [torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type),
-            torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
-            torch.get_default_dtype(), torch.is_inference_mode_enabled(), *[mode.device for mode in functions],
-            device, torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0]  # fmt: skip
+    kind = device.type
+    # In inference mode torch makes tensors that may not be written later. Torch's own functions around two of these
+    # take longer.
+    return [torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch._C._get_deterministic_algorithms(),
+            torch._C._get_float32_matmul_precision(), torch.get_default_dtype(), torch.is_inference_mode_enabled(),
+            *[mode.device for mode in functions], device,
+            torch._C._cuda_getCurrentRawStream(device.index) if kind == "cuda" else 0]  # fmt: skip
 
 
 def _read_value(value: Any, device: torch.device, state: list[Any], views: list[Any], tensors: list[Tensor]) -> None:
@@ -196,24 +198,17 @@ def _read_value(value: Any, device: torch.device, state: list[Any], views: list[
         state.append(id(value))
 
 
-_read_form = attrgetter("dtype", "shape", "requires_grad")
 read_version = attrgetter("_version")
-
-
-def read_forms(tensors: Sequence[Tensor]) -> list[Any]:
-    """Return the memory and the form of strided tensors, by functions without Python code.
-
-    An address belongs to one device, and tensors that are not strided have none.
-    """
-    return [*map(Tensor.data_ptr, tensors), *map(Tensor.stride, tensors), *map(_read_form, tensors)]
 
 
 def _has_any_form(*tensors: Tensor) -> bool:
     return True
 
 
-def _remember_forms(tensors: list[Tensor]) -> Callable[..., bool]:
-    """Return a check that tensors, each given once, have the class, dtype, shape, strides and gradients of now."""
+def remember_forms(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """Return a check of the same tensors, each given once: it reports whether their class, device, dtype, shape and
+    strides are those of now, and whether they require gradients as now. It does not look at their memory.
+    """
     if not tensors:
         return _has_any_form
     # For 38 tensors 2.7 us, instead of 11 with one call of each property (torch 2.13). Both names must be given.

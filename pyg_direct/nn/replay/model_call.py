@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
 
 from pyg_direct.nn import sorted_edges
-from pyg_direct.nn.replay.guards import CONTAINERS, SETTINGS, TENSORS, State, read_forms, read_version
+from pyg_direct.nn.replay.guards import CONTAINERS, SETTINGS, TENSORS, State, read_version, remember_forms
 from pyg_direct.nn.replay.padded_batch import EDGES, NODES, Counts, GraphSizes, Relation, Sizes, find_input, read_sizes
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch, find_graphs
 
@@ -179,29 +179,35 @@ class _Last(NamedTuple):
     Attributes:
         args: Its arguments, if they have no names and none is a container; otherwise empty.
         given, call, device: Its arguments by `_flatten`, what was read of them, and their device.
+        tensors: The tensors among them, each once.
         ids: Tensors of ids among them, whose writes count.
-        forms: Their forms, and the number of registrations of edges.
+        has_forms: Check of `remember_forms` of the tensors.
+        places: Their memory, writes of ids, and the number of registrations of edges.
     """
 
     args: tuple[Any, ...]
     given: list[Any]
     call: Call
     device: torch.device
+    tensors: list[Tensor]
     ids: list[Tensor]
-    forms: list[Any]
+    has_forms: Callable[..., bool]
+    places: list[int]
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, device: torch.device) -> _Last | None:
         """Remember a call; None if an argument has a gradient."""
         if any(tensor.requires_grad for tensor in call.tensors):
             return None
-        ids = [tensor for tensor in call.tensors if not tensor.is_floating_point()]
+        tensors = list({id(tensor): tensor for tensor in call.tensors}.values())
+        ids = [tensor for tensor in tensors if not tensor.is_floating_point()]
         plain = () if kwargs or not CONTAINERS.isdisjoint(map(type, args)) else args
-        return cls(plain, _flatten((args, kwargs)), call, device, ids, cls._read(call.tensors, ids))
+        return cls(plain, _flatten((args, kwargs)), call, device, tensors, ids, remember_forms(tensors),
+                   cls._read(tensors, ids))  # fmt: skip
 
     @staticmethod
-    def _read(tensors: list[Tensor], ids: list[Tensor]) -> list[Any]:
-        return [*read_forms(tensors), *map(read_version, ids), sorted_edges.told]
+    def _read(tensors: list[Tensor], ids: list[Tensor]) -> list[int]:
+        return [*map(Tensor.data_ptr, tensors), *map(read_version, ids), sorted_edges.told]
 
     def is_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Report whether these are the same arguments, unchanged."""
@@ -210,7 +216,7 @@ class _Last(NamedTuple):
             if len(given) != len(self.given) or not all(map(is_, given, self.given)):
                 return False
         try:
-            return self._read(self.call.tensors, self.ids) == self.forms
+            return self._read(self.tensors, self.ids) == self.places and self.has_forms(*self.tensors)
         except RuntimeError:
             # A tensor has no memory any more.
             return False

@@ -57,10 +57,8 @@ class Sizes(NamedTuple):
 
     def is_like(self, other: Any) -> bool:
         """Report whether both have the same types, relations and hops."""
-        return isinstance(other, Sizes) and all(
-            own.keys() == others.keys() and all(len(counts) == len(others[key]) for key, counts in own.items())
-            for own, others in zip(self, other, strict=True)
-        )
+        return (isinstance(other, Sizes) and _has_lengths(self.nodes, other.nodes)
+                and _has_lengths(self.edges, other.edges))  # fmt: skip
 
     def join(self, other: Sizes) -> Sizes:
         """Return the larger of both."""
@@ -93,6 +91,11 @@ class Sizes(NamedTuple):
     def _find_slack(self, count: int, margin: float) -> int:
         spread = 0 if EDGES in self.edges else math.ceil(_SPREAD * math.sqrt(count)) + _LEAST_SLACK
         return math.ceil(count * margin) + spread
+
+
+def _has_lengths(counts: Mapping[Any, Counts], others: Mapping[Any, Counts]) -> bool:
+    """Report whether both have the same keys, with as many numbers for each."""
+    return counts.keys() == others.keys() and all(len(own) == len(others[key]) for key, own in counts.items())
 
 
 def _list_stores(batch: Any) -> tuple[list[tuple[str, Any]], list[tuple[Relation, Any]]]:
