@@ -206,8 +206,9 @@ def _has_any_form(*tensors: Tensor) -> bool:
 
 
 def remember_forms(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """Return a check of the same tensors, each given once: it reports whether their class, device, dtype, shape and
-    strides are those of now, and whether they require gradients as now. It does not look at their memory.
+    """Return a function that reports whether the same tensors, each given once, have the form of now.
+
+    Their form is class, device, dtype, shape, strides, and the need of gradients. Their memory is not read.
     """
     if not tensors:
         return _has_any_form
