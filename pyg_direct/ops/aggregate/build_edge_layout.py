@@ -6,7 +6,7 @@ See `kernels/aggregate/edge_layout.py`. No launch waits for the GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import sub
 from typing import NamedTuple
 
@@ -142,7 +142,7 @@ def write_places(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int],
                    for ids, counts in zip(edge_index.unbind(0), (nodes, ends.nodes), strict=True))  # fmt: skip
     # Lists of equal length.
     lists = [(0, *accumulate(counts)) for counts in (nodes, (*edges, 0), node_places, (*edge_places, 0), *ends)]
-    table = upload(torch.tensor([number for numbers in lists for number in numbers], device="cpu"), out.device)
+    table = upload(torch.tensor(list(chain.from_iterable(lists)), device="cpu"), out.device)
     if runs_on_gpu(out):
         run_gpu(kernels.pad_edges_gpu, grid_for(sum(edge_places), out), row, target, table, num_hops,
                 int(targets is not None), out.view(-1))  # fmt: skip
