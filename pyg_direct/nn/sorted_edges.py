@@ -515,6 +515,7 @@ def find_batch(edge_index: Tensor) -> SortedBatch | None:
         type(edge_index) is not Tensor
         or edge_index.layout is not torch.strided
         or edge_index.dim() != 2
+        or edge_index.shape[0] != 2
         or edge_index.is_inference()
     ):
         return None
@@ -525,7 +526,6 @@ def find_batch(edge_index: Tensor) -> SortedBatch | None:
     if (
         batch is None
         or edge_index._version != batch.version
-        or edge_index.shape[0] != 2
         or edge_index.shape[1] > batch.shape[1]
         or edge_index.stride() != batch.stride
         or edge_index.dtype != batch.dtype

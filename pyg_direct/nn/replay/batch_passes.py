@@ -47,6 +47,8 @@ class BatchPasses(RecordedPasses):
     _edges: Any
     _args: Any
     _kwargs: dict[str, Any]
+    # Rows of each hop in the gradients of the last pass; None for one that is zero, or without padding.
+    _spread_counts: Sequence[Counts | None] = ()
 
     # What a subclass has.
 
@@ -138,23 +140,30 @@ class BatchPasses(RecordedPasses):
         """Return the rows of a batch, in new memory."""
         found = []
         for rows, hops in zip(made, self._list_hops(call), strict=True):
+            if hops is None:
+                found.append(rows.clone())
+                continue
             parts, begin = [], 0
-            for count, room in zip(*hops, strict=True) if hops is not None else ((len(rows), len(rows)),):
+            for count, room in zip(*hops, strict=True):
                 parts.append(rows.narrow(0, begin, count))
                 begin += room
             found.append(parts[0].clone() if len(parts) == 1 else torch.cat(parts))
         return found
 
     def _spread(self, grads: Sequence[Tensor | None], call: Call) -> None:
-        hops = self._list_hops(call)
-        for place, grad, number in zip(self._grads, grads, self._graded, strict=True):
+        hops, before = self._list_hops(call), self._spread_counts or [None] * len(grads)
+        self._spread_counts = []
+        for place, grad, number, last in zip(self._grads, grads, self._graded, before, strict=True):
             own = hops[number]
-            if own is None:
-                place.zero_() if grad is None else place.copy_(grad)
+            # Padding nodes get none. They have none yet if the batch before was as large.
+            if grad is None or (own is not None and own[0] != last):
+                place.zero_()
+            self._spread_counts.append(None if grad is None or own is None else own[0])
+            if grad is None:
                 continue
-            # Padding nodes get none.
-            place.zero_()
-            if grad is not None:
+            if own is None:
+                place.copy_(grad)
+            else:
                 copy_hops([HopRows(grad, place, *own)])
 
 
@@ -286,7 +295,7 @@ class GraphPasses(BatchPasses):
     def fill(self, call: Call) -> bool:
         """Copy the arguments of a pass; False if they do not fit."""
         with torch.no_grad():
-            return self._padded.fill(call.join())
+            return self._padded.fill(call.join(), is_replayed=True)
 
     def _list_given(self) -> list[Tensor]:
         masks = [part for pair in self._padded.masks.values() for part in pair]

@@ -230,7 +230,8 @@ class GraphedStep:
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on a batch; return its loss, without a gradient."""
-        if self._recorded.graph is None or self._padded is None or not self._padded.fill(batch):
+        if (self._recorded.graph is None or self._padded is None
+                or not self._padded.fill(batch, is_replayed=True)):  # fmt: skip
             self._note(batch)
             return self._step(batch)
         self.replayed, self._missed = self.replayed + 1, 0

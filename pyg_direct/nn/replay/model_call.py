@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,9 +20,9 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
 
 from pyg_direct.nn import sorted_edges
-from pyg_direct.nn.replay.guards import CONTAINERS, SETTINGS, TENSORS, State, read_forms, read_version
+from pyg_direct.nn.replay.guards import CONTAINERS, SETTINGS, TENSORS, State, read_version, remember_forms
 from pyg_direct.nn.replay.padded_batch import EDGES, NODES, Counts, GraphSizes, Relation, Sizes, find_input, read_sizes
-from pyg_direct.nn.sorted_edges import find_batch, find_graphs
+from pyg_direct.nn.sorted_edges import SortedBatch, find_batch, find_graphs
 
 
 class Call(NamedTuple):
@@ -46,6 +46,11 @@ class Call(NamedTuple):
     roles: tuple[Any, ...] = ()
     seeds: tuple[str, int] | None = None
     addresses: tuple[Any, ...] = ()
+
+    def drop_tensors(self) -> Call:
+        """Return the call without its tensors."""
+        # `_replace` takes twice as long.
+        return Call(self.kind, self.nest, [], self.sizes, self.roles, self.seeds, self.addresses)
 
     def pair_edges(self) -> dict[Relation, Tensor]:
         """Return the edges of each relation of a sampled batch."""
@@ -125,13 +130,19 @@ def fill_in(nest: Any, tensors: Iterator[Tensor], sizes: Any = None) -> Any:
 def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> Call | None:
     """Read the arguments of a model's call; None if its kind does not determine a pass."""
     last = state.last
-    if (last is not None and last.is_again((args, kwargs)) and _can_record(last.device)
+    if (last is not None and last.is_again(args, kwargs) and _can_record(last.device)
             and state.read(model, last.device) is last.call.kind[-1]):  # fmt: skip
         return last.call
     return _read_anew(model, args, kwargs, state)
 
 
 def _read_anew(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> Call | None:
+    values = [*args, *kwargs.values()]
+    batches = [(value, known) for value in values
+               if type(value) is Tensor and (known := find_batch(value)) is not None]  # fmt: skip
+    if (len(batches) == 1 and _PARTS.issuperset(map(type, values))
+            and all(find_graphs(value) is None for value in values)):  # fmt: skip
+        return _read_batch(model, args, kwargs, state, *batches[0])
     typed = _read_types(model, args, kwargs, state)
     if typed is not None:
         return typed
@@ -143,8 +154,10 @@ def _read_anew(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state:
     if nest is None or not tensors or not _can_record(tensors[0].device):
         return None
     device = tensors[0].device
+    if len(batches) == 1:
+        return _read_batch(model, args, kwargs, state, *batches[0])
     if any(find_batch(tensor) is not None for tensor in tensors):
-        return _read_batch(model, args, kwargs, state)
+        return None
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.device != device or tensor.is_inference():
             return None
@@ -156,7 +169,7 @@ def _read_anew(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state:
     addresses = tuple([(tensor.data_ptr(), -1 if tensor.is_floating_point() else tensor._version)
                        for tensor in tensors])  # fmt: skip
     call = Call((nest, *forms, found), nest, tensors, addresses=addresses)
-    state.last = _Last.of((args, kwargs), call, device)
+    state.last = _Last.of(args, kwargs, call, device)
     return call
 
 
@@ -164,36 +177,46 @@ class _Last(NamedTuple):
     """Last call of a model with arguments that may be given again as they are, in other containers too.
 
     Attributes:
+        args: Its arguments, if they have no names and none is a container; otherwise empty.
         given, call, device: Its arguments by `_flatten`, what was read of them, and their device.
+        tensors: The tensors among them, each once.
         ids: Tensors of ids among them, whose writes count.
-        forms: Their forms, and the number of registrations of edges.
+        has_forms: Check of `remember_forms` of the tensors.
+        places: Their memory, writes of ids, and the number of registrations of edges.
     """
 
+    args: tuple[Any, ...]
     given: list[Any]
     call: Call
     device: torch.device
+    tensors: list[Tensor]
     ids: list[Tensor]
-    forms: list[Any]
+    has_forms: Callable[..., bool]
+    places: list[int]
 
     @classmethod
-    def of(cls, nest: Any, call: Call, device: torch.device) -> _Last | None:
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, device: torch.device) -> _Last | None:
         """Remember a call; None if an argument has a gradient."""
         if any(tensor.requires_grad for tensor in call.tensors):
             return None
-        ids = [tensor for tensor in call.tensors if not tensor.is_floating_point()]
-        return cls(_flatten(nest), call, device, ids, cls._read(call.tensors, ids))
+        tensors = list({id(tensor): tensor for tensor in call.tensors}.values())
+        ids = [tensor for tensor in tensors if not tensor.is_floating_point()]
+        plain = () if kwargs or not CONTAINERS.isdisjoint(map(type, args)) else args
+        return cls(plain, _flatten((args, kwargs)), call, device, tensors, ids, remember_forms(tensors),
+                   cls._read(tensors, ids))  # fmt: skip
 
     @staticmethod
-    def _read(tensors: list[Tensor], ids: list[Tensor]) -> list[Any]:
-        return [*read_forms(tensors), *map(read_version, ids), sorted_edges.told]
+    def _read(tensors: list[Tensor], ids: list[Tensor]) -> list[int]:
+        return [*map(Tensor.data_ptr, tensors), *map(read_version, ids), sorted_edges.told]
 
-    def is_again(self, nest: Any) -> bool:
+    def is_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Report whether these are the same arguments, unchanged."""
-        given = _flatten(nest)
-        if len(given) != len(self.given) or not all(map(is_, given, self.given)):
-            return False
+        if kwargs or len(args) != len(self.args) or not all(map(is_, args, self.args)):
+            given = _flatten((args, kwargs))
+            if len(given) != len(self.given) or not all(map(is_, given, self.given)):
+                return False
         try:
-            return self._read(self.call.tensors, self.ids) == self.forms
+            return self._read(self.tensors, self.ids) == self.places and self.has_forms(*self.tensors)
         except RuntimeError:
             # A tensor has no memory any more.
             return False
@@ -210,6 +233,9 @@ def _flatten(nest: Any) -> list[Any]:
         if kind is dict:
             items += container
             container = container.values()
+        if CONTAINERS.isdisjoint(map(type, container)):
+            items += container
+            continue
         for item in container:
             if type(item) in CONTAINERS:
                 containers.append(item)
@@ -222,16 +248,16 @@ def _flatten(nest: Any) -> list[Any]:
 _NEST = object()
 
 
-def _read_batch(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> Call | None:
+# Classes of arguments for a sampled batch without types.
+_PARTS = SETTINGS | {Tensor, list, tuple}
+
+
+def _read_batch(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State, edge_index: Tensor,
+                known: SortedBatch) -> Call | None:  # fmt: skip
     """Read arguments for a sampled batch without types: its edges, rows of nodes or edges, and counts of the hops."""
     values = [*args, *kwargs.values()]
-    batches = [(value, known) for value in values
-               if isinstance(value, Tensor) and (known := find_batch(value)) is not None]  # fmt: skip
-    if len(batches) != 1:
-        return None
-    edge_index, known = batches[0]
     hops = known.read_hops(edge_index)
-    if hops is None:
+    if hops is None or not _can_record(edge_index.device):
         return None
     num_nodes, num_edges = map(sum, hops)
     keys = {} if num_nodes == num_edges else {num_nodes: NODES, num_edges: EDGES}

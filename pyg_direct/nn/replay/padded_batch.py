@@ -27,7 +27,7 @@ from torch_geometric.nn.norm import BatchNorm
 from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.replay.guards import find_norm_over_nodes
 from pyg_direct.nn.sorted_edges import find_batch, register_sorted
-from pyg_direct.ops.aggregate.build_edge_layout import Targets, fits, pad_edges
+from pyg_direct.ops.aggregate.build_edge_layout import Targets, fits, write_places
 
 Relation: TypeAlias = tuple[str, str, str]
 Counts: TypeAlias = tuple[int, ...]
@@ -56,7 +56,8 @@ class Sizes(NamedTuple):
 
     def is_like(self, other: Any) -> bool:
         """Report whether both have the same types, relations and hops."""
-        return isinstance(other, Sizes) and _shape(self) == _shape(other)
+        return (isinstance(other, Sizes) and _has_lengths(self.nodes, other.nodes)
+                and _has_lengths(self.edges, other.edges))  # fmt: skip
 
     def join(self, other: Sizes) -> Sizes:
         """Return the larger of both."""
@@ -91,9 +92,9 @@ class Sizes(NamedTuple):
         return math.ceil(count * margin) + spread
 
 
-def _shape(sizes: Sizes) -> tuple[dict[Any, int], dict[Any, int]]:
-    nodes, edges = ({key: len(counts) for key, counts in part.items()} for part in sizes)
-    return nodes, edges
+def _has_lengths(counts: Mapping[Any, Counts], others: Mapping[Any, Counts]) -> bool:
+    """Report whether both have the same keys, with as many numbers for each."""
+    return counts.keys() == others.keys() and all(len(own) == len(others[key]) for key, own in counts.items())
 
 
 def _list_stores(batch: Any) -> tuple[list[tuple[str, Any]], list[tuple[Relation, Any]]]:
@@ -152,16 +153,18 @@ def copy_hops(parts: Iterable[HopRows]) -> None:
             # Not every device copies lists of float8.
             rows, place = rows.view(torch.uint8), place.view(torch.uint8)
         targets, sources = pairs.setdefault(rows.dtype, ([], []))
-        first = begin = 0
-        for count, size in zip(counts, room, strict=True):
+        begin = 0
+        # One call for the views of all hops.
+        hops = torch.unsafe_split_with_sizes(rows, counts)
+        for source, count, size in zip(hops, counts, room, strict=True):
             if count > 0:
-                target, source = place.narrow(0, begin, count), rows.narrow(0, first, count)
+                target = place.narrow(0, begin, count)
                 if source.numel() * source.element_size() >= _COPIED_ALONE:
                     target.copy_(source)
                 else:
                     targets.append(target)
                     sources.append(source)
-            first, begin = first + count, begin + size
+            begin += size
     for targets, sources in pairs.values():
         if targets:
             torch._foreach_copy_(targets, sources)
@@ -186,6 +189,8 @@ class PaddedEdges:
         self._max_degree = {kind: None if one is None else one.max_degree for kind, one in known.items()}
         self._most_edges = {kind: degree or _FEW_EDGES for kind, degree in self._max_degree.items()}
         self.places = largest.widen(margin, self._most_edges, num_seeds)
+        # Types without relations.
+        self._alone = [kind for kind in largest.nodes if all(kind not in (key[0], key[-1]) for key in edges)]
         self.edge_index = {kind: edge_index.new_zeros(2, sum(self.places.edges[kind]))
                            for kind, edge_index in edges.items()}  # fmt: skip
 
@@ -194,21 +199,25 @@ class PaddedEdges:
         nodes, room = self.places
         if not sizes.is_like(self.places):
             return False
-        if any(count > most for kind, counts in sizes.nodes.items()
-               for count, most in zip(counts, nodes[kind], strict=True)):  # fmt: skip
+        # `fits` counts the nodes of relations.
+        if any(count > most for kind in self._alone
+               for count, most in zip(sizes.nodes[kind], nodes[kind], strict=True)):  # fmt: skip
             return False
-        # Targets of relations between two types.
-        ends = {kind: None if kind[0] == kind[-1] else Targets(sizes.nodes[kind[-1]], nodes[kind[-1]])
-                for kind in self.edge_index}  # fmt: skip
+        parts = []
         for kind, out in self.edge_index.items():
             given = edges.get(kind)
-            if given is None or given.dtype != out.dtype or given.device != out.device:
+            source, target = kind[0], kind[-1]
+            counts = sizes.edges[kind]
+            if (given is None or given.dtype != out.dtype or given.device != out.device
+                    or given.shape != (2, sum(counts))):  # fmt: skip
                 return False
-            if not fits(sizes.nodes[kind[0]], sizes.edges[kind], nodes[kind[0]], room[kind], self._most_edges[kind],
-                        ends[kind]):  # fmt: skip
+            # Targets of relations between two types.
+            ends = None if source == target else Targets(sizes.nodes[target], nodes[target])
+            if not fits(sizes.nodes[source], counts, nodes[source], room[kind], self._most_edges[kind], ends):
                 return False
-        for kind, out in self.edge_index.items():
-            pad_edges(edges[kind], sizes.nodes[kind[0]], sizes.edges[kind], nodes[kind[0]], room[kind], out, ends[kind])
+            parts.append((given, sizes.nodes[source], counts, nodes[source], room[kind], out, ends))
+        for part in parts:
+            write_places(*part)
         return True
 
     def register(self) -> None:
@@ -267,8 +276,12 @@ class PaddedBatch:
             raise ArgumentError(f"names must be of tensors with a row for each node or edge, got {missing[0]!r}")
         self._stores[self._input].batch_size = self._num_seeds
 
-    def fill(self, batch: Any) -> bool:
-        """Copy a batch; False if it does not fit, or is of another kind."""
+    def fill(self, batch: Any, *, is_replayed: bool = False) -> bool:
+        """Copy a batch; False if it does not fit, or is of another kind.
+
+        Args:
+            is_replayed: True if a graph alone reads the places, and no code of a model.
+        """
         sizes, places = read_sizes(batch), self.places
         given = {} if sizes is None else _join_stores(batch)
         if (
@@ -279,7 +292,8 @@ class PaddedBatch:
             or not self._edges.fill({kind: given[kind]._mapping["edge_index"] for kind in places.edges}, sizes)
         ):
             return False
-        self._edges.register()
+        if not is_replayed:
+            self._edges.register()
         copy_hops(HopRows(given[key]._mapping[name], self._stores[key]._mapping[name], sizes.find(key),
                           places.find(key)) for key, name in self._names)  # fmt: skip
         return True
@@ -382,8 +396,8 @@ class PaddedGraphs:
         # Sizes that the masks are of.
         self._counted = GraphSizes(0, 0, 0)
 
-    def fill(self, batch: Any) -> bool:
-        """Copy a batch; False if it does not fit, or is of another kind."""
+    def fill(self, batch: Any, *, is_replayed: bool = False) -> bool:
+        """Copy a batch; see `PaddedBatch.fill`."""
         sizes = read_graph_sizes(batch)
         if sizes is None or sizes.graphs != self._graphs:
             return False
@@ -394,7 +408,8 @@ class PaddedGraphs:
         edges = {EDGES: torch.stack([batch.edge_index[0][order], targets])}
         if not self._edges.fill(edges, Sizes({NODES: (sizes.nodes, 0)}, {EDGES: (sizes.edges,)})):
             return False
-        self._edges.register()
+        if not is_replayed:
+            self._edges.register()
         data = self.data
         data.batch.fill_(self._graphs)[: sizes.nodes].copy_(batch.batch)
         data.ptr.fill_(self.places.nodes)[:-1].copy_(batch.ptr)

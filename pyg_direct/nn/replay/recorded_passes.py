@@ -450,7 +450,7 @@ class _Replayed(Function):
             ctx.mark_non_differentiable(*[out for place, out in enumerate(outs) if place not in graded])
         # Released by torch after the last backward: a kept loss holds no arguments.
         ctx.save_for_backward(*call.tensors)
-        ctx.recording, ctx.call, ctx.is_first = recording, call._replace(tensors=[]), True
+        ctx.recording, ctx.call, ctx.is_first = recording, call.drop_tensors(), True
         return tuple(outs)
 
     @staticmethod

@@ -6,7 +6,8 @@ See `kernels/aggregate/edge_layout.py`. No launch waits for the GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import sub
 from typing import NamedTuple
 
 import torch
@@ -128,13 +129,20 @@ def pad_edges(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], no
                             f"{tuple(edge_index.shape)} and {tuple(out.shape)}")  # fmt: skip
     if out.dtype != edge_index.dtype or out.device != edge_index.device:
         raise ArgumentError(f"out must be {edge_index.dtype} on {edge_index.device}, got {out.dtype} on {out.device}")
+    write_places(edge_index, nodes, edges, node_places, edge_places, out, targets)
+
+
+def write_places(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], node_places: Sequence[int],
+                 edge_places: Sequence[int], out: Tensor, targets: Targets | None = None) -> None:  # fmt: skip
+    """Call `pad_edges` for a batch of which `fits` is known, and edges of the right form; only ids are checked."""
     if out.numel() == 0:
         return
+    num_hops, ends = len(edges), Targets(nodes, node_places) if targets is None else targets
     row, target = (check_ids("edge_index", ids, sum(counts))
                    for ids, counts in zip(edge_index.unbind(0), (nodes, ends.nodes), strict=True))  # fmt: skip
     # Lists of equal length.
     lists = [(0, *accumulate(counts)) for counts in (nodes, (*edges, 0), node_places, (*edge_places, 0), *ends)]
-    table = upload(torch.tensor([number for numbers in lists for number in numbers], device="cpu"), out.device)
+    table = upload(torch.tensor(list(chain.from_iterable(lists)), device="cpu"), out.device)
     if runs_on_gpu(out):
         run_gpu(kernels.pad_edges_gpu, grid_for(sum(edge_places), out), row, target, table, num_hops,
                 int(targets is not None), out.view(-1))  # fmt: skip
@@ -145,16 +153,18 @@ def pad_edges(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], no
 def fits(nodes: Sequence[int], edges: Sequence[int], node_places: Sequence[int], edge_places: Sequence[int],
          most_edges: int | None = None, targets: Targets | None = None) -> bool:  # fmt: skip
     """Report whether a batch fits, with at most `most_edges` padding edges for each padding node."""
-    counted, room = (*nodes, *edges), (*node_places, *edge_places)
-    ends = Targets(nodes, node_places) if targets is None else targets
-    if any(count > places for count, places in zip((*counted, *ends.nodes), (*room, *ends.places), strict=True)):
+    # Without a call of Python for each number: a batch with types has hundreds.
+    spare_sources = list(map(sub, node_places, nodes))
+    spare_targets = spare_sources if targets is None else list(map(sub, targets.places, targets.nodes))
+    spare_edges = list(map(sub, edge_places, edges))
+    if min(spare_sources) < 0 or min(spare_targets) < 0 or min(spare_edges, default=0) < 0:
         return False
-    for hop, (count, places) in enumerate(zip(edges, edge_places, strict=True)):
-        spare_nodes, spare_edges = ends.places[hop] - ends.nodes[hop], places - count
+    for hop, spare in enumerate(spare_edges):
         # Edges between two types need a source too.
-        spare_sources = spare_nodes if targets is None else node_places[hop + 1] - nodes[hop + 1]
-        if spare_edges > 0 and (
-            min(spare_nodes, spare_sources) == 0 or (most_edges is not None and spare_edges > most_edges * spare_nodes)
+        if spare > 0 and (
+            spare_targets[hop] == 0
+            or (targets is not None and spare_sources[hop + 1] == 0)
+            or (most_edges is not None and spare > most_edges * spare_targets[hop])
         ):
             return False
     return True

@@ -328,6 +328,60 @@ def test_code_of_gpus_equals_the_operators_on_a_cpu(kind, dtype, launches, monke
     assert both | others < set(names)
 
 
+class ProductCase:
+    """Keys and values of some sources, and queries of targets; few sources have many edges."""
+
+    def __init__(self, dtype, heads, channels, device):
+        sources, targets, degree, draw = 40, 30, 15, torch.Generator().manual_seed(1)
+        edges = make_edges(device, [sources], [targets], degree)
+        self.edges = attention.ProductEdges(*edges[:3], sources, targets, degree, edges.batch, ())
+        shapes = (sources, 2 * heads * channels), (targets, heads * channels), (targets, heads * channels)
+        self.both, self.queries, self.weight = (torch.randn(shape, generator=draw).to(device, dtype)
+                                                for shape in shapes)  # fmt: skip
+        self.heads = heads
+
+    def run(self, function, again=False):
+        """Return results, gradients and gradients of these."""
+        leaves = [part.clone().requires_grad_() for part in (self.both, self.queries)]
+        out = function(self.edges, self.heads, *leaves)
+        found = torch.autograd.grad((out * self.weight).float().sum(), leaves, create_graph=again)
+        more = torch.autograd.grad(found[1].float().square().sum(), leaves) if again else ()
+        return [out, *found, *more]
+
+
+def compose_products(*given):
+    return attention._compose_products(*given)[0]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("dtype", SHAPES)
+def test_code_of_gpus_for_products_equals_the_operators_on_a_cpu(dtype, launches, monkeypatch):
+    case = ProductCase(dtype, *SHAPES[dtype], "cpu")
+
+    assert attention.can_attend_products(case.both, case.heads, case.edges)
+    got = case.run(attention._AttendProducts.apply)
+    names, _ = list(launches), monkeypatch.undo()
+
+    assert_close(got, case.run(compose_products), dtype)
+    assert {"attend_pairs_gpu", "total_gradients_gpu", "pull_keys_gpu", "pull_queries_gpu"} <= set(names)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "channels"), [(1, 8), (2, 16), (4, 128), (3, 64)])
+def test_attention_by_products_equals_operators_that_it_replaces(dtype, heads, channels):
+    case, exact = (ProductCase(kind, heads, channels, "cuda") for kind in (dtype, torch.float32))
+    exact.both, exact.queries, exact.weight = (part.float() for part in (case.both, case.queries, case.weight))
+
+    assert attention.can_attend_products(case.both, heads, case.edges)
+    assert_close([part.float() for part in case.run(attention._AttendProducts.apply)], exact.run(compose_products),
+                 dtype)  # fmt: skip
+    if dtype == torch.float32:
+        assert_close(case.run(attention._AttendProducts.apply, again=True), exact.run(compose_products, again=True),
+                     dtype)  # fmt: skip
+
+
 def test_captured_graphs_place_relations_as_others(real_device):
     given = [5, 0, 300], [4, 2, 3], [[0, 2], [1]], [6, 2], real_device
 

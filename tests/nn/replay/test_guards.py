@@ -14,6 +14,7 @@ from torch_geometric.nn import GCN, GraphSAGE
 from pyg_direct import accelerate
 from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.replay import batch_passes, model_call, model_replay as replayed, recorded_passes
+from pyg_direct.nn.replay.guards import remember_forms
 from tests.nn.convolutions import assert_near
 from tests.nn.replays import find_gradients, make_graph, make_loader, run_whole
 from tests.nn.tape import TapeRecorder
@@ -332,6 +333,24 @@ def test_sizes_that_alternate_are_recorded_once(graph, batches, monkeypatch):
     assert len(sizes) > 1
     assert len(made) <= 2
     assert replay.replayed > WARM
+
+
+@pytest.mark.parametrize("is_graded", [False, True])
+def test_changed_forms_of_tensors_are_seen(is_graded):
+    part, other = torch.nn.Parameter(torch.ones(3, 3)), torch.ones(2)
+    with torch.set_grad_enabled(is_graded):
+        has_forms = remember_forms([part, other])
+        assert has_forms(part, other)
+        assert not has_forms(part, torch.nn.Parameter(other))
+        for data in (part.data.t().contiguous().t(), part.data.half(), part.data[:2]):
+            kept, part.data = part.data, data
+            assert not has_forms(part, other)
+            part.data = kept
+        part.requires_grad_(False)
+        assert not has_forms(part, other)
+        part.requires_grad_()
+        assert has_forms(part, other)
+    assert remember_forms([])()
 
 
 def test_arguments_that_pyg_takes_are_taken(graph, batches):

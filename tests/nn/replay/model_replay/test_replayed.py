@@ -83,6 +83,26 @@ def test_a_loop_trains_as_before(graph, device, batches, momentum):
     assert losses[1][-1] < losses[1][0]
 
 
+@pytest.mark.parametrize("run", [run_trimmed, run_whole])
+def test_padding_has_no_gradients_of_batches_before(graph, device, batches, run):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+    fitting = []
+    for batch in batches:
+        before = replay.replayed
+        find_gradients(model, batch, run)
+        fitting += [batch] * (replay.replayed - before)
+    small, *_, large = sorted(fitting, key=lambda batch: batch.num_nodes)
+    before = replay.replayed
+
+    for batch in (large, large, small, small, large, small):
+        for trained in (model, ordinary):
+            trained.zero_grad()
+            run(trained, batch).square().sum().backward()
+        assert_near([part.grad for part in model.parameters()], [part.grad for part in ordinary.parameters()])
+
+    assert replay.replayed == before + 6
+
+
 def test_gradients_of_several_batches_add_up(graph, device, batches):
     ordinary, model, replay = make_pair(make_model(graph, device))
     record(model, batches)
