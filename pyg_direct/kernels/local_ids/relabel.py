@@ -75,12 +75,6 @@ def locate_nodes_cpu(nodes, num_seeds, bits, ranks, locals_of_rank, n_id):
         n_id[i] = nodes[i]
 
 
-@cpu_kernel
-def look_up_cpu(items, bits, ranks, locals_of_rank, out):
-    for i in prange(items.shape[0]):
-        out[i] = locals_of_rank[rank_of(bits, ranks, items[i])]
-
-
 @body
 def export_rows(begin, end, first, offsets, sources, positions, bits, ranks, locals_of_rank, edge_ids, rows, columns,
                 e_id):  # fmt: skip
@@ -177,14 +171,6 @@ def locate_nodes_gpu(state, hops, nodes, bits, ranks, locals_of_rank):
             cuda.atomic.min(locals_of_rank, rank, np.int32(i))
         else:
             locals_of_rank[rank] = i
-        i += np.int64(cuda.gridDim.x) * THREADS
-
-
-@gpu_kernel("I[] u4[] i4[] i4[] i8[]", I=("i4", "i8"))
-def look_up_gpu(items, bits, ranks, locals_of_rank, out):
-    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    while i < out.shape[0]:
-        out[i] = locals_of_rank[rank_of(bits, ranks, items[i])]
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
