@@ -27,6 +27,7 @@ from pyg_direct.kernels.batch_counters import (
     NUM_SEEDS,
     SEEDS_ON_GPU,
 )
+from pyg_direct.kernels.binary_search import first_not_below
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of, rank_of
 from pyg_direct.kernels.sampling.random import draw, draw_below
 
@@ -50,14 +51,7 @@ def place_ends_gpu(nodes, ends, num_seeds, num_links, places, labels):
     """Position of each end among the seeds, the first of `nodes`, ascending; labels: 1 for given links, otherwise 0."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < places.shape[0]:
-        end, low, high = ends[i], np.int64(0), num_seeds
-        while low < high:
-            middle = (low + high) >> 1
-            if nodes[middle] < end:
-                low = middle + 1
-            else:
-                high = middle
-        places[i] = low
+        places[i] = first_not_below(nodes, 0, num_seeds, ends[i])
         if i < labels.shape[0]:
             labels[i] = np.float32(1) if i < num_links else np.float32(0)
         i += np.int64(cuda.gridDim.x) * THREADS
