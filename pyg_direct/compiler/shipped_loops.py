@@ -24,8 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pyg_direct.compiler.code_cache import COMPILER, source_digest
 
 ARCHIVE = Path(__file__).with_name("cpu_loops.zip")
@@ -155,6 +153,8 @@ def spell_type(numba_type: Any) -> str | None:
 
 def read_type(code: str) -> Any:
     """Return the type that `spell_type` spells so."""
+    # Not at the top: commands start without it.
+    import numpy as np
     from numba import types
     from numba.np.numpy_support import from_dtype
 
