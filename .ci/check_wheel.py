@@ -105,7 +105,7 @@ assert sum(len(np.load(part / "node-0.ids.npy")) for part in parts) == 3
 print(f"doctor, cache, bench, run and partition work: {len(facts['findings'])} findings")
 
 begin, warm = time.monotonic(), Path(folder.name, "warm")
-subprocess.run([sys.executable, ".ci/small_programs.py"], env={**kept, "PYG_DIRECT_CACHE": str(warm)}, check=True,
+subprocess.run([sys.executable, "-I", ".ci/small_programs.py"], env={**kept, "PYG_DIRECT_CACHE": str(warm)}, check=True,
                timeout=600)  # fmt: skip
 compiled = [path.name for path in warm.rglob("*.nbc")]
 assert not compiled, f"not in the wheel: {compiled}; run .ci/list_cpu_loops.py"
