@@ -1,7 +1,8 @@
-"""Write the CPU loops that the small programs of `pyg-direct warm` call: `cpu_loops.txt` and `cpu_programs.txt`.
+"""Write the CPU loops that the programs of `small_programs.py` call: `cpu_loops.txt` and `cpu_programs.txt`.
 
-A wheel holds the former compiled. The latter has the loops of each program in a line; progress of compiling is counted
-by it. Run it after a change of a loop's arguments: `python .ci/list_cpu_loops.py`. It takes a minute or two.
+A wheel holds the former compiled. The latter has a line for each program: its part, then its loops. By it `pyg-direct
+warm` finds the loops of a part, and progress of compiling is counted. Run it after a change of a loop's arguments:
+`python .ci/list_cpu_loops.py`. It takes a minute or two.
 """
 
 import itertools
@@ -12,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pyg_direct.cli import compile_ahead
+import small_programs
+
 from pyg_direct.compiler import jit
 
 # Loops that each program has called, by case and place there; -1 is the whole case.
@@ -51,16 +53,16 @@ def begin(run):
 
 
 jit.CpuKernel.__call__ = call
-read, compile_ahead._train = record(compile_ahead._read), record(compile_ahead._train)
-compile_ahead._read = lambda *loaders: [read(loader) for loader in loaders]
-compile_ahead.CASES |= {name: begin(run) for name, run in compile_ahead.CASES.items()}
+read, small_programs._train = record(small_programs._read), record(small_programs._train)
+small_programs._read = lambda *loaders: [read(loader) for loader in loaders]
+small_programs.CASES |= {name: begin(run) for name, run in small_programs.CASES.items()}
 warnings.simplefilter("ignore")
-for case in compile_ahead.CASES:
-    compile_ahead.run_case(case)
+for case in small_programs.CASES:
+    small_programs.run_case(case)
     if (case, 0) in programs:
         del programs[case, -1]
 lines = sorted(line for kernel in jit.CPU_KERNELS for line in kernel.list_compiled())
-different = dict.fromkeys(" ".join(sorted(loops)) for loops in programs.values() if loops)
+different = dict.fromkeys(" ".join([name, *sorted(loops)]) for (name, _), loops in programs.items() if loops)
 folder = ROOT / "pyg_direct/compiler"
 (folder / "cpu_loops.txt").write_text("\n".join([*lines, ""]))
 (folder / "cpu_programs.txt").write_text("\n".join([*different, ""]))

@@ -1,11 +1,14 @@
 """CI reports the tests it left out, and runs the skipped ones of a step in another."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from pyg_direct.cli import warm
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci"
@@ -121,3 +124,23 @@ def test_files_that_ci_names_are_there():
         pieces = re.split(r"[{,}]", name) if "{" in name else [name]
         names = [name] if len(pieces) == 1 else [pieces[0] + piece + pieces[-1] for piece in pieces[1:-1]]
         assert all((ROOT / one).exists() for one in names), name
+
+
+def load_programs():
+    spec = importlib.util.spec_from_file_location("small_programs", CI / "small_programs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PROGRAMS = load_programs()
+
+
+def test_the_parts_of_listed_loops_are_those_of_the_programs():
+    assert tuple(PROGRAMS.CASES) == warm.PARTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", warm.PARTS)
+def test_every_small_program_runs(name):
+    PROGRAMS.run_case(name)

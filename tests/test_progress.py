@@ -297,7 +297,7 @@ def test_compilations_are_counted_to_the_last_of_the_nearest_small_program(compi
 
     title = "tests.test_progress.{}_cpu".format
     programs = [frozenset([title("double")]), frozenset([title("double"), title("halve")])]
-    monkeypatch.setattr(shipped_loops, "_read_programs", lambda: programs)
+    monkeypatch.setattr(shipped_loops, "read_parts", lambda: {"part": programs})
     monkeypatch.setattr(jit, "CPU_KERNELS", [])
     monkeypatch.setattr(jit, "_NUMBERS", itertools.count(1))
     double, halve = map(jit.cpu_kernel, (double_cpu, halve_cpu))

@@ -6,5 +6,5 @@
 - `failures.py`: errors in the words of options, files that cannot be written, packages that are missing.
 - `machine_report.py`, `advice.py`: facts about a machine, the choices of `auto` and advice, for `doctor`.
 - `measurements.py`: parts that `bench` measures.
-- `compile_ahead.py`: loops and kernels that `warm` compiles, and small programs that call the loops.
+- `compile_ahead.py`: loops and kernels that `warm` compiles.
 """

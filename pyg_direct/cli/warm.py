@@ -11,14 +11,13 @@ from rich.console import Console
 
 from pyg_direct.cache_folder import cache_root
 from pyg_direct.cli.failures import explain_write
+from pyg_direct.compiler.shipped_loops import read_parts
 
 if TYPE_CHECKING:
     from pyg_direct.cli.compile_ahead import Outcome
 
 _ARCHITECTURE = re.compile(r"(?:sm_?)?(\d+?)\.?(\d)[af]?")
-# As of `compile_ahead.CASES`, which imports torch.
-CASES = ("uniform", "rows", "times", "weights", "links", "types", "typed-links", "loaders", "layers", "typed-layers",
-         "snapshots", "partition")  # fmt: skip
+PARTS = tuple(read_parts())
 
 
 def read_architecture(text: str | tuple[int, int]) -> tuple[int, int]:
@@ -35,14 +34,14 @@ def read_architecture(text: str | tuple[int, int]) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def read_case(name: str) -> str:
+def read_part(name: str) -> str:
     """Check the name of a part of the CPU loops.
 
     Raises:
         typer.BadParameter: there is none of this name.
     """
-    if name not in CASES:
-        raise typer.BadParameter(f"it must be one of {', '.join(CASES)}, got {name!r}")
+    if name not in PARTS:
+        raise typer.BadParameter(f"it must be one of {', '.join(PARTS)}, got {name!r}")
     return name
 
 
@@ -50,7 +49,7 @@ def warm(
     arch: Annotated[Optional[list[str]], typer.Option(parser=read_architecture, metavar="N.N", help="Compute capability of GPUs that are not here, such as 9.0 for an H100; any number of times. By default the GPUs of this machine.")] = None,  # noqa: E501, UP045
     cpu: Annotated[bool, typer.Option(help="Compile the loops of the CPU.")] = True,
     gpu: Annotated[bool, typer.Option(help="Compile the kernels of GPUs.")] = True,
-    only: Annotated[Optional[list[str]], typer.Option(parser=read_case, metavar="PART", autocompletion=lambda: CASES, help=f"Compile these parts of the CPU loops alone: {', '.join(CASES)}.")] = None,  # noqa: E501, UP045
+    only: Annotated[Optional[list[str]], typer.Option(parser=read_part, metavar="PART", autocompletion=lambda: PARTS, help=f"Compile these parts of the CPU loops alone: {', '.join(PARTS)}.")] = None,  # noqa: E501, UP045
     jobs: Annotated[Optional[int], typer.Option(min=1, help="Processes that compile; by default one a core.")] = None,  # noqa: UP045
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
@@ -77,7 +76,7 @@ def warm(
         compile_ahead.check_folder(cache_root())
         # Annotated for Typer, which makes of each what its parser returns.
         capabilities: Any = arch
-        outcome = compile_ahead.compile_ahead(only or CASES if cpu else (), capabilities, on_gpu=gpu, jobs=jobs)
+        outcome = compile_ahead.compile_ahead(only or PARTS if cpu else (), capabilities, on_gpu=gpu, jobs=jobs)
         compile_ahead.check_folder(cache_root())
     except OSError as error:
         typer.echo(explain_write(error, cache_root(), "PYG_DIRECT_CACHE"), err=True)

@@ -391,7 +391,7 @@ class CpuKernel:
 
         made._compiler.compile = compile_loop
         # Numba calls it for types that are new to this process.
-        made._compile_for_args = self._compiling_alone(made._compile_for_args, folder)
+        made.compile = self._compiling_alone(made.compile, folder)
         return made  # type: ignore[no-any-return]
 
     def _count_later(self, parallel: bool) -> int | None:

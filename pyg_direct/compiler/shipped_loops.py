@@ -4,9 +4,10 @@ The machine code is Numba's, in the form of its own cache. Only the same version
 it, on a processor with all instructions of the family. Otherwise a loop is compiled at its first call.
 
 `cpu_loops.txt` lists the loops: name, threads (`one` or `all`) and types of the arguments.
-`cpu_programs.txt` has the loops of each small program of `pyg-direct warm` in a line, by name.
-`.ci/list_cpu_loops.py` writes both. Types are dtypes as NumPy writes them, `i8[]` for an array, and `none`. An array
-has a comma for each further dimension, and `r` if it is not written.
+`cpu_programs.txt` has a line for each small program of `.ci/small_programs.py`: the part that it belongs to, then the
+names of its loops. `pyg-direct warm` compiles the loops of a part. `.ci/list_cpu_loops.py` writes both files. Types are
+dtypes as NumPy writes them, `i8[]` for an array, and `none`. An array has a comma for each further dimension, and `r`
+if it is not written.
 """
 
 from __future__ import annotations
@@ -19,16 +20,14 @@ import pickle
 import platform
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from pyg_direct.compiler.code_cache import COMPILER, source_digest
 
 ARCHIVE = Path(__file__).with_name("cpu_loops.zip")
-_PROGRAMS = Path(__file__).with_name("cpu_programs.txt")
+_LOOPS, _PROGRAMS = (Path(__file__).with_name(f"cpu_{name}.txt") for name in ("loops", "programs"))
 _OLDER = frozenset(["avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"])
 # LLVM's names of families, the best first, and the instructions that are more than every processor of 64 bits has.
 FAMILIES = {"x86-64-v4": _OLDER | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, "x86-64-v3": _OLDER}
@@ -56,10 +55,24 @@ def has_loop(loop: str, threads: str) -> bool:
 
 
 @functools.cache
-def _read_programs() -> list[frozenset[str]]:
-    # A zip archive has no such path: nothing is foreseen then.
+def read_parts() -> dict[str, list[frozenset[str]]]:
+    """Read the loops of each program, by part."""
+    # A zip archive has no such path: nothing is listed then.
     text = _PROGRAMS.read_text() if _PROGRAMS.exists() else ""
-    return [frozenset(line.split()) for line in text.splitlines()]
+    parts: dict[str, list[frozenset[str]]] = {}
+    for line in text.splitlines():
+        part, *loops = line.split()
+        parts.setdefault(part, []).append(frozenset(loops))
+    return parts
+
+
+def list_loops(part: str) -> Iterator[tuple[str, str, list[str]]]:
+    """List the loops of a part: name, threads, and types of the arguments."""
+    names = frozenset().union(*read_parts()[part])
+    for line in _LOOPS.read_text().splitlines():
+        name, threads, *codes = line.split()
+        if name in names:
+            yield name, threads, codes
 
 
 def foresee_loops(loop: str, called: Set[str]) -> Set[str] | None:
@@ -69,7 +82,7 @@ def foresee_loops(loop: str, called: Set[str]) -> Set[str] | None:
         loop: The loop that is called now.
         called: Loops that this process has called.
     """
-    programs = [program for program in _read_programs() if loop in program]
+    programs = [program for part in read_parts().values() for program in part if loop in program]
     nearest = max(programs, key=lambda program: len(program & called), default=None)
     return None if nearest is None else nearest - called - {loop}
 
@@ -140,6 +153,8 @@ def spell_type(numba_type: Any) -> str | None:
 
 def read_type(code: str) -> Any:
     """Return the type that `spell_type` spells so."""
+    # Not at the top: commands start without it.
+    import numpy as np
     from numba import types
     from numba.np.numpy_support import from_dtype
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.argument_checks import check_number
 
 
@@ -59,26 +59,6 @@ def check_float_dtype(name: str, value: Any) -> torch.dtype:
     if not value.is_floating_point:
         raise ArgumentError(f"{name} must be a floating-point dtype, got {value}")
     return value
-
-
-def check_device(name: str, value: Any) -> torch.device:
-    """Return `value` as a device of this machine; None is the current GPU, or the CPU if there is no GPU."""
-    if value is None:
-        value = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(value)
-    except TypeError as error:
-        raise ArgumentTypeError(f"{name} must be a torch device or its name, got {value!r}") from error
-    except RuntimeError as error:
-        raise ArgumentError(f"{name} must name a torch device, got {value!r}") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ArgumentError(f"{name} must be the CPU or a CUDA device, got {value!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise DeviceError(
-            f"{name} must be a device of this machine, got {value!r}: torch sees "
-            f"{torch.cuda.device_count()} CUDA devices"
-        )
-    return device
 
 
 def make_generator(seed: int, purpose: str, device: torch.device) -> torch.Generator:

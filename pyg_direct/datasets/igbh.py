@@ -26,7 +26,6 @@ from torch_geometric.data import HeteroData
 from pyg_direct.cache_folder import write_whole
 from pyg_direct.datasets import synthetic
 from pyg_direct.datasets.dataset import (
-    check_device,
     check_float_dtype,
     check_fraction,
     check_int,
@@ -36,6 +35,7 @@ from pyg_direct.datasets.dataset import (
 )
 from pyg_direct.errors import ArgumentError, FileError
 from pyg_direct.features.row_files import RowFile, save_pieces
+from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.pages import use_large_pages
 
 
@@ -140,7 +140,7 @@ class _Recipe:
         return cls(check_positive("scale", scale), check_int("num_features", num_features, least=1),
                    check_int("num_classes", num_classes, least=1), check_int("seed", seed, least=0),
                    check_fraction("homophily", homophily), check_not_negative("feature_signal", feature_signal),
-                   check_float_dtype("dtype", dtype), check_device("device", device))  # fmt: skip
+                   check_float_dtype("dtype", dtype), resolve_device(device))  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
         """Return the arguments that decide the bytes of files, for JSON."""

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pyg_direct.datasets.dataset import (
     NodeDataset,
-    check_device,
     check_float_dtype,
     check_fraction,
     check_int,
@@ -25,6 +24,7 @@ from pyg_direct.datasets.dataset import (
 )
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.progress import Bar
+from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.pages import use_large_pages
 
 # small enough for the CPU's caches, large enough for a GPU; the draws depend on it, so it is no argument
@@ -383,7 +383,7 @@ def synthetic_graph(
     homophily = check_fraction("homophily", choose(homophily, shape.homophily))
     feature_signal = check_not_negative("feature_signal", choose(feature_signal, shape.feature_signal))
     seed = check_int("seed", seed, least=0)
-    device = check_device("device", device)
+    device = resolve_device(device)
     dtype = check_float_dtype("dtype", dtype)
     if index_dtype not in (torch.int32, torch.int64):
         raise ArgumentError(f"index_dtype must be torch.int32 or torch.int64, got {index_dtype}")

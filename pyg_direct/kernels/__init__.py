@@ -5,4 +5,5 @@
 - `aggregate/`, `snapshots/`: operations over the edges of each target, and over several snapshots at once.
 - `last_events.py`: streams of events.
 - `batch_counters.py`, `content_hash.py`: the state of one batch, and sums of contents.
+- `binary_search.py`: steps that search in ascending values.
 """

@@ -20,6 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cpu_sequence, cuda, gpu_kernel, prange
+from pyg_direct.kernels.binary_search import first_above
 from pyg_direct.kernels.local_ids.bitmap import bit_of, count_bits, rank_of
 from pyg_direct.kernels.local_ids.new_nodes import emit_word
 
@@ -227,17 +228,11 @@ def find_event(number, ends, nodes, rows_as_src, begins_as_src, rows_as_dst, beg
 
     `ends`, int64 `[2 n]`, are the running sums of their numbers.
     """
-    low, high = np.int64(0), np.int64(ends.shape[0])
-    while low < high:
-        middle = (low + high) >> 1
-        if ends[middle] <= number:
-            low = middle + 1
-        else:
-            high = middle
-    within = number - ends[low - 1] if low > 0 else number
-    if low < nodes.shape[0]:
-        return rows_as_src[begins_as_src[nodes[low]] + within], np.int64(0)
-    return rows_as_dst[begins_as_dst[nodes[low - nodes.shape[0]]] + within], np.int64(1)
+    place = first_above(ends, 0, ends.shape[0], number)
+    within = number - ends[place - 1] if place > 0 else number
+    if place < nodes.shape[0]:
+        return rows_as_src[begins_as_src[nodes[place]] + within], np.int64(0)
+    return rows_as_dst[begins_as_dst[nodes[place - nodes.shape[0]]] + within], np.int64(1)
 
 
 @body

@@ -221,12 +221,14 @@ def is_asked_again(grads: Sequence[Tensor | None]) -> bool:
     return torch.is_grad_enabled() or any(is_heard(grad) for grad in grads if grad is not None)
 
 
-def pull_by_torch(run: Callable[..., Sequence[Tensor]], given: Sequence[Tensor], needed: Sequence[bool],
+def pull_by_torch(run: Callable[..., Sequence[Tensor]], given: Sequence[Tensor | None], needed: Sequence[bool],
                   grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Return the needed gradients of `given` through the result of `run(*given)`.
+    """Return the needed gradients of `given` through the result of `run(*given)`, which torch can differentiate again
+    if gradients are enabled.
 
     Args:
         run: The step by functions that torch differentiates.
+        given: Inputs; None for those that are missing, which need no gradient.
         grads: Gradient of each result, None if nothing depends on it.
     """
     again = torch.is_grad_enabled()
@@ -234,9 +236,12 @@ def pull_by_torch(run: Callable[..., Sequence[Tensor]], given: Sequence[Tensor],
     is_known = again or is_transformed()
     with torch.enable_grad():
         # Views, because some inputs may be one tensor.
-        views = [value.view_as(value) if is_known else value.detach().requires_grad_() for value in given]
-        pairs: Any = [pair for pair in zip(run(*views), grads, strict=True) if pair[1] is not None]
-    wanted = [view for view, is_needed in zip(views, needed, strict=True) if is_needed]
+        views = [value if value is None else value.view_as(value) if is_known else value.detach().requires_grad_()
+                 for value in given]  # fmt: skip
+        # Of several results those with a gradient may depend on no input that needs one.
+        pairs: Any = [pair for pair in zip(run(*views), grads, strict=True) if pair[1] is not None
+                      and pair[0].requires_grad]  # fmt: skip
+    wanted: Any = [view for view, is_needed in zip(views, needed, strict=True) if is_needed]
     if not pairs or not wanted:
         return (None,) * len(given)
     results, of_results = zip(*pairs, strict=True)

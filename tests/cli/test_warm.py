@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from pyg_direct.cli import compile_ahead, warm
 from pyg_direct.cli.app import app
-from pyg_direct.cli.compile_ahead import CASES, run_case
-from pyg_direct.compiler.jit import GPU_KERNELS, GpuCode, GpuKernel
+from pyg_direct.compiler.jit import GPU_KERNELS, CpuKernel, GpuCode, GpuKernel
+from pyg_direct.compiler.shipped_loops import list_loops, read_parts, spell_type
 from pyg_direct.errors import CudaError
 
 
@@ -33,14 +33,22 @@ def kernel(monkeypatch):
     del chosen.compiled
 
 
-def test_the_parts_are_those_of_the_programs():
-    assert tuple(CASES) == warm.CASES
+@pytest.fixture
+def compiled_loops(monkeypatch):
+    """Loops that are asked for, instead of compiled."""
+    loops = []
+    monkeypatch.setattr(CpuKernel, "compile", lambda self, threads, args: loops.append((self.title, threads, args)))
+    return loops
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_every_part_runs(name):
-    run_case(name)
+@pytest.mark.parametrize("name", warm.PARTS)
+def test_every_listed_loop_of_a_part_is_compiled(compiled_loops, name):
+    done = invoke("--only", name, "--no-gpu", "--jobs", "1")
+
+    assert done.exit_code == 0, done.output
+    compiled = [(title, threads, [*map(spell_type, args)]) for title, threads, args in compiled_loops]
+    assert compiled == [*list_loops(name)]
+    assert {title for title, *_ in compiled} == frozenset().union(*read_parts()[name])
 
 
 PROGRAM = """
@@ -119,7 +127,7 @@ def test_what_cannot_be_compiled_is_told_and_the_others_are(kernel, monkeypatch)
         if name == "times":
             raise OSError("no such thing")
 
-    monkeypatch.setattr(compile_ahead, "run_case", run)
+    monkeypatch.setattr(compile_ahead, "compile_part", run)
 
     done = invoke("--only", "times", "--only", "links", "--no-gpu", "--jobs", "1")
 

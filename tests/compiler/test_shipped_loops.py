@@ -10,7 +10,15 @@ from numba import typeof, types
 from pyg_direct.cli.compile_ahead import _import_kernels
 from pyg_direct.compiler import jit, shipped_loops
 from pyg_direct.compiler.jit import CPU_KERNELS
-from pyg_direct.compiler.shipped_loops import FAMILIES, foresee_loops, name_entry, read_type, spell_type, write_archive
+from pyg_direct.compiler.shipped_loops import (
+    FAMILIES,
+    foresee_loops,
+    name_entry,
+    read_parts,
+    read_type,
+    spell_type,
+    write_archive,
+)
 from pyg_direct.kernels.local_ids.csr import count_rows_cpu
 from tests.interpreter import run_python
 
@@ -123,7 +131,9 @@ def test_the_loops_to_come_are_those_of_the_nearest_program():
 
 
 def test_every_listed_loop_belongs_to_a_program():
-    assert set().union(*shipped_loops._read_programs()) == {line.split()[0] for line in LISTED}
+    programs = [program for part in read_parts().values() for program in part]
+
+    assert set().union(*programs) == {line.split()[0] for line in LISTED}
 
 
 def test_listed_loops_exist_with_as_many_arguments():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_direct.ops.aggregate.products import multiply
-from pyg_direct.ops.run_kernel import is_asked_again, is_ordinary, pull_by_torch
+from pyg_direct.ops.run_kernel import is_asked_again, is_ordinary, pull_by_torch, runs_on_gpu
 from pyg_direct.ops.snapshots.run_recurrent_cells import open_gates, pull_gates, pull_gru, step_gru as step_small_gru
 
 _BACK = torch.ops.aten
@@ -170,10 +170,11 @@ class _SmallStep(torch.autograd.Function):
 
 
 def _is_small(*given: Tensor) -> bool:
-    """Report whether a step of these suits `_SmallStep`: torch refuses shapes that do not fit."""
+    """Report whether a step of these suits `_SmallStep`, on a GPU: torch refuses shapes that do not fit."""
     x, state, of_input, of_state = given[:4]
     return (
-        all(value.dtype == torch.float32 and value.device == x.device for value in given)
+        runs_on_gpu(x)
+        and all(value.dtype == torch.float32 and value.device == x.device for value in given)
         and x.dim() == state.dim() == 3
         and x.shape[:2] == state.shape[:2]
         and (x.shape[2], state.shape[2]) == (of_input.shape[1], of_state.shape[1])

@@ -5,9 +5,8 @@ ranges: no edge of a batch leads to the nodes that were found last.
 
 Compressed rows are a stable counting sort; each chunk of the loop owns a range of rows.
 
-`move_segments_gpu` puts segments of arrays into another order: items begins[s], begins[s] + 1, ... of segment s move
-by shifts[s]. Three arrays of equal length move at once; the second and the third may be empty. On a CPU
-`copy_runs_cpu` copies the segments of any number of arrays.
+`move_segments_gpu` puts segments of an array into another order: items begins[s], begins[s] + 1, ... of segment s move
+by shifts[s]. On a CPU `copy_runs_cpu` copies the segments of any number of arrays.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cpu_sequence, cuda, gpu_kernel, prange, system_function
+from pyg_direct.kernels.binary_search import first_not_below
 from pyg_direct.kernels.sampling.uniform import find_row
 
 # Odd, so that no two numbers share a product: the multipliers of splitmix64 and of xxHash64.
@@ -25,24 +25,11 @@ _SHIFT = np.uint64(29)
 memcpy = system_function("memcpy", "i8 i8 i8 i8")
 
 
-@body
-def count_below(ordered, end, item):
-    """Number of ids below `item` among the first `end`."""
-    low, high = np.int64(0), np.int64(end)
-    while low < high:
-        middle = (low + high) >> 1
-        if np.int64(ordered[middle]) < item:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 @gpu_kernel("I[] I[]", I=("i4", "i8"))
 def find_offsets_gpu(ordered, out):
     row = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while row < out.shape[0]:
-        out[row] = count_below(ordered, ordered.shape[0], row)
+        out[row] = first_not_below(ordered, 0, ordered.shape[0], row)
         row += np.int64(cuda.gridDim.x) * THREADS
 
 
@@ -127,14 +114,9 @@ def copy_runs_cpu(runs):
         memcpy(runs[i, 0], runs[i, 1], runs[i, 2])
 
 
-@gpu_kernel("i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
-def move_segments_gpu(begins, shifts, first, second, third, out_first, out_second, out_third):
+@gpu_kernel("i8[] i8[] i8[] i8[]")
+def move_segments_gpu(begins, shifts, items, out):
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    while i < first.shape[0]:
-        at = i + shifts[find_row(begins, shifts.shape[0], i)]
-        out_first[at] = first[i]
-        if second.shape[0] > 0:
-            out_second[at] = second[i]
-        if third.shape[0] > 0:
-            out_third[at] = third[i]
+    while i < items.shape[0]:
+        out[i + shifts[find_row(begins, shifts.shape[0], i)]] = items[i]
         i += np.int64(cuda.gridDim.x) * THREADS

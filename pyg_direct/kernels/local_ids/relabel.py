@@ -27,6 +27,7 @@ from pyg_direct.kernels.batch_counters import (
     NUM_SEEDS,
     SEEDS_ON_GPU,
 )
+from pyg_direct.kernels.binary_search import first_not_below
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of, rank_of
 from pyg_direct.kernels.sampling.random import draw, draw_below
 
@@ -50,14 +51,7 @@ def place_ends_gpu(nodes, ends, num_seeds, num_links, places, labels):
     """Position of each end among the seeds, the first of `nodes`, ascending; labels: 1 for given links, otherwise 0."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < places.shape[0]:
-        end, low, high = ends[i], np.int64(0), num_seeds
-        while low < high:
-            middle = (low + high) >> 1
-            if nodes[middle] < end:
-                low = middle + 1
-            else:
-                high = middle
-        places[i] = low
+        places[i] = first_not_below(nodes, 0, num_seeds, ends[i])
         if i < labels.shape[0]:
             labels[i] = np.float32(1) if i < num_links else np.float32(0)
         i += np.int64(cuda.gridDim.x) * THREADS
@@ -73,12 +67,6 @@ def locate_nodes_cpu(nodes, num_seeds, bits, ranks, locals_of_rank, n_id):
         i = num_seeds - 1 - back
         locals_of_rank[rank_of(bits, ranks, nodes[i])] = i
         n_id[i] = nodes[i]
-
-
-@cpu_kernel
-def look_up_cpu(items, bits, ranks, locals_of_rank, out):
-    for i in prange(items.shape[0]):
-        out[i] = locals_of_rank[rank_of(bits, ranks, items[i])]
 
 
 @body
@@ -177,14 +165,6 @@ def locate_nodes_gpu(state, hops, nodes, bits, ranks, locals_of_rank):
             cuda.atomic.min(locals_of_rank, rank, np.int32(i))
         else:
             locals_of_rank[rank] = i
-        i += np.int64(cuda.gridDim.x) * THREADS
-
-
-@gpu_kernel("I[] u4[] i4[] i4[] i8[]", I=("i4", "i8"))
-def look_up_gpu(items, bits, ranks, locals_of_rank, out):
-    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    while i < out.shape[0]:
-        out[i] = locals_of_rank[rank_of(bits, ranks, items[i])]
         i += np.int64(cuda.gridDim.x) * THREADS
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import body, cpu_kernel, cpu_sequence, prange
-from pyg_direct.kernels.local_ids.csr import count_below
+from pyg_direct.kernels.binary_search import first_not_below
 
 _DIGIT_BITS = 11
 _RADIX = 1 << _DIGIT_BITS
@@ -92,7 +92,7 @@ def find_new(begin, end, keys, order, known, known_locals, codes, to_order, new)
     `codes` gets the place of each key among them, or -1 - local id of a known one, and `to_order` its source.
     """
     count, last, code = np.int64(0), np.int64(-1), np.int64(0)
-    k = count_below(known, known.shape[0], keys[begin]) if begin < end else np.int64(0)
+    k = first_not_below(known, 0, known.shape[0], keys[begin]) if begin < end else np.int64(0)
     for i in range(begin, end):
         key = keys[i]
         if key != last:
@@ -134,7 +134,7 @@ def close_gaps(bases, chunks, starts, firsts, new, counts, begins):
         total += count
     firsts[chunks] = total
     for kind in range(bases.shape[0]):
-        begins[kind] = count_below(new, total, bases[kind])
+        begins[kind] = first_not_below(new, 0, total, bases[kind])
     counts[0] = total
     for kind in range(bases.shape[0] - 1):
         counts[kind + 1] = begins[kind + 1] - begins[kind]
@@ -198,6 +198,6 @@ def merge_known_cpu(items, local_ids, more, more_locals, out, out_locals):
 def find_known_cpu(sources, known, known_locals, local_ids):
     """Local id of each source, -1 for an unknown one."""
     for e in prange(sources.shape[0]):
-        at = count_below(known, known.shape[0], sources[e])
+        at = first_not_below(known, 0, known.shape[0], sources[e])
         is_there = at < known.shape[0] and known[at] == sources[e]
         local_ids[e] = known_locals[at] if is_there else np.int64(-1)

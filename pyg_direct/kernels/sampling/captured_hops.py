@@ -37,6 +37,7 @@ from pyg_direct.kernels.batch_counters import (
     SEEDS_ON_GPU,
     STATE,
 )
+from pyg_direct.kernels.binary_search import first_not_below, last_at_most
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of, rank_of
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before
 from pyg_direct.kernels.sampling import worklist
@@ -45,32 +46,6 @@ from pyg_direct.kernels.sampling.worklist import COLUMNS, count_all_items
 # Columns of a template: as in a work list, except that FRONT holds the number of the class that is expanded.
 _FIRST, _FANOUT, _FRONT, _LOCAL = worklist.FIRST, worklist.FANOUT, worklist.FRONT, worklist.LOCAL
 _KEY, _BATCH, _FIRST_TREE = worklist.KEY, worklist.BATCH, worklist.FIRST_TREE
-
-
-@body
-def find_below(table, begin, count, value):
-    """Number of the last of table[begin : begin + count] that is at most `value`; the first one always is."""
-    low, high = np.int64(0), np.int64(count)
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if table[begin + middle] <= value:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@body
-def first_not_below(values, begin, end, value):
-    """The first position of values[begin:end], ascending, that is not below `value`; `end` if there is none."""
-    low, high = np.int64(begin), np.int64(end)
-    while low < high:
-        middle = (low + high) >> 1
-        if values[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @gpu_kernel("i8[] i8[] i8[] i8[] i8 i8 i8 i8[] i8[] i8 u4[] u1[] u4[] i4[] i8[] i8[] i8[]")
@@ -94,7 +69,7 @@ def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_type
         state[NODES] = count
         state[EDGES] = 0
     while i < count:
-        kind = find_below(inbox, begins, num_classes, i)
+        kind = last_at_most(inbox, begins, begins + num_classes, i) - begins
         node = arrived[i] if inbox[SEEDS_ON_GPU] != 0 else inbox[given + i]
         node_type = kind % num_types
         if node < 0 or node >= type_sizes[node_type]:
@@ -382,7 +357,7 @@ def settle_places_gpu(state, num_hops, num_classes, nodes, begins, totals, seen,
         if places[key] == i:
             hop = find_hop(state, NODES, num_hops, i)
             row = hop * (num_classes + 1)
-            kind = find_below(begins, row, num_classes, i)
+            kind = last_at_most(begins, row, row + num_classes, i) - row
             places[key] = np.int32(-1 - (totals[hop * num_classes + kind] + i - begins[row + kind]))
         if cleared.shape[0] > 0:
             cleared[nodes[i] >> 5] = np.uint32(0)
@@ -423,7 +398,7 @@ def export_typed_batch_gpu(state, num_hops, num_stages, num_classes, num_entries
     while i < num_nodes:
         hop = find_hop(state, NODES, num_hops, i)
         row = hop * (num_classes + 1)
-        kind = find_below(begins, row, num_classes, i)
+        kind = last_at_most(begins, row, row + num_classes, i) - row
         at = outputs[kind] + totals[hop * num_classes + kind] + i - begins[row + kind]
         out_nodes[at] = nodes[i] - node_starts[kind]
         if trees.shape[0] > 0:
@@ -446,7 +421,7 @@ def export_typed_batch_gpu(state, num_hops, num_stages, num_classes, num_entries
         hop = find_hop(state, EDGES + 1, num_stages - 1, e)
         own = order[e] if order.shape[0] > 0 else e
         row = hop * (num_entries + 1)
-        entry = find_below(firsts, row, num_entries, e)
+        entry = last_at_most(firsts, row, row + num_entries, e) - row
         place = totals[edge_totals + hop * num_entries + entry] + e - firsts[row + entry]
         out_ids[outputs[id_starts + entry] + place] = ids[own]
         count = totals[edge_totals + num_stages * num_entries + entry]

@@ -14,6 +14,7 @@ import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
 from pyg_direct.kernels.batch_counters import EDGES, HEADER, NUM_INSIDE
+from pyg_direct.kernels.binary_search import first_not_below
 from pyg_direct.kernels.local_ids.bitmap import has_bit
 from pyg_direct.kernels.local_ids.sorted_buckets import find_node
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before, sum_block
@@ -21,7 +22,6 @@ from pyg_direct.kernels.sampling import worklist
 from pyg_direct.kernels.sampling.captured_hops import (
     close_nodes,
     find_key,
-    first_not_below,
     leave_sizes,
     list_entries,
     place_all_outputs,

@@ -10,19 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.kernels.binary_search import first_above, first_not_below
 
 
 @body
 def first_excluded(excluded, key):
     """Number of the first excluded edge that is not before `key`; their total if there is none."""
-    low, high = np.int64(0), np.int64(excluded.shape[0])
-    while low < high:
-        middle = (low + high) >> 1
-        if excluded[middle] < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return first_not_below(excluded, 0, excluded.shape[0], key)
 
 
 @body
@@ -67,14 +61,8 @@ def restrict_to_left(excluded, base, start, size, most):
 @body
 def is_listed(value, values, begin, end):
     """Check whether values[begin:end], ascending, has a value."""
-    low, high = begin, end
-    while low < high:
-        middle = (low + high) >> 1
-        if values[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low < end and values[low] == value
+    place = first_not_below(values, begin, end, value)
+    return place < end and values[place] == value
 
 
 @body
@@ -82,14 +70,7 @@ def end_of_row(keys, i):
     """End of the pairs, from pair i on, that have its key; `i` unless it is the first of them."""
     if i > 0 and keys[i - 1] == keys[i]:
         return np.int64(i)
-    low, high = np.int64(i), np.int64(keys.shape[0])
-    while low < high:
-        middle = (low + high) >> 1
-        if keys[middle] <= keys[i]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return first_above(keys, i, keys.shape[0], keys[i])
 
 
 @cpu_kernel

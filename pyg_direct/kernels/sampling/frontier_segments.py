@@ -27,9 +27,9 @@ import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
 from pyg_direct.kernels.batch_counters import HEADER, NEEDED_EDGES, NEEDED_ITEMS
+from pyg_direct.kernels.binary_search import last_at_most
 from pyg_direct.kernels.local_ids.bitmap import find_place
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_block
-from pyg_direct.kernels.sampling.captured_hops import find_below
 from pyg_direct.kernels.sampling.remote_edges import find_owner
 from pyg_direct.kernels.sampling.worklist import (
     BATCH,
@@ -87,7 +87,7 @@ def count_owners_gpu(begins, first, num_hops, num_types, nodes, id_starts, num_p
         cuda.syncthreads()
         i, bucket, rank = begin + tile + tid, np.int64(0), np.int64(0)
         if tile + tid < own_end:
-            kind = find_below(begins, first, num_begins, i) % (num_types + 1)
+            kind = (last_at_most(begins, first, first + num_begins, i) - first) % (num_types + 1)
             owner = find_owner(nodes[i] + id_starts[kind], num_parts, bounds, table)
             bucket = owner * num_types + kind
             if num_shared > 0:

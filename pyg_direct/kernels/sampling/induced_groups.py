@@ -14,9 +14,10 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
+from pyg_direct.kernels.binary_search import last_at_most
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, scan_block, sum_block
 from pyg_direct.kernels.sampling.induced import find_id
-from pyg_direct.kernels.sampling.uniform import find_row, find_row_among
+from pyg_direct.kernels.sampling.uniform import find_row
 
 # Entry of an owner outside a set.
 OUTSIDE = 2**31 - 1
@@ -51,7 +52,7 @@ def own_share(begins, offsets, num_sets):
 @body
 def find_candidate_of_set(indptr, nodes, begins, offsets, which, i):
     """(place, position of the edge) of a candidate of a set."""
-    place = np.int64(find_row_among(offsets, begins[which], begins[which + 1] - 1, i))
+    place = last_at_most(offsets, begins[which], begins[which + 1], i)
     return place, indptr[nodes[place]] + i - offsets[place]
 
 

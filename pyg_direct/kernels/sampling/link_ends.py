@@ -16,9 +16,9 @@ import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
 from pyg_direct.kernels.batch_counters import HEADER, NEGATIVE_DRAW, NUM_EXCLUDED, NUM_SEEDS
-from pyg_direct.kernels.sampling.captured_hops import first_not_below
+from pyg_direct.kernels.binary_search import first_above, first_not_below
 from pyg_direct.kernels.sampling.excluded_edges import is_listed
-from pyg_direct.kernels.sampling.random import count_until, draw, draw_below
+from pyg_direct.kernels.sampling.random import draw, draw_below
 
 # Words of a batch before the links.
 TABLE = 4
@@ -36,7 +36,7 @@ def draw_end(key, number, slot, num_nodes, times, order, sums, until):
     """
     bound = np.int64(num_nodes)
     if times.shape[0] > 0:
-        bound = count_until(times, until)
+        bound = first_above(times, 0, times.shape[0], until)
     is_allowed = np.int64(bound > 0)
     bound = max(bound, np.int64(1))
     if sums.shape[0] == 0:
@@ -46,14 +46,7 @@ def draw_end(key, number, slot, num_nodes, times, order, sums, until):
         if total > 0.0:
             share = np.float64((draw(key, number, slot) >> np.uint64(12)) & _SHARE_BITS) * 2.0**-52 * total
             # Sums after each node that are not above the share.
-            low, high = np.int64(1), np.int64(num_nodes) + 1
-            while low < high:
-                middle = (low + high) >> 1
-                if sums[middle] <= share:
-                    low = middle + 1
-                else:
-                    high = middle
-            place = min(low - 1, bound - 1)
+            place = min(first_above(sums, 1, num_nodes + 1, share) - 1, bound - 1)
         else:
             is_allowed = np.int64(0)
     if order.shape[0] > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, inlined, prange
+from pyg_direct.kernels.binary_search import first_above
 
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -84,26 +85,13 @@ def draw_bounded_gpu(key, items, slot, bound, out):
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@body
-def count_until(times, until):
-    """Number of times, ascending, that are not later than `until`."""
-    low, high = np.int64(0), np.int64(times.shape[0])
-    while low < high:
-        middle = (low + high) >> 1
-        if times[middle] <= until:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 @cpu_kernel
 def draw_until_cpu(key, items, slot, times, order, until, out, is_timely):
     """One of the entries whose `times`, ascending, are not later than `until`, as `order` names them; the first if
     there is none.
     """
     for i in prange(out.shape[0]):
-        bound = count_until(times, until[i])
+        bound = first_above(times, 0, times.shape[0], until[i])
         out[i] = order[draw_below(key, items[i], slot, max(bound, np.int64(1)))]
         is_timely[i] = bound > 0
 
@@ -113,7 +101,7 @@ def draw_until_gpu(key, items, slot, times, order, until, out, is_timely):
     """As on the CPU."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < out.shape[0]:
-        bound = count_until(times, until[i])
+        bound = first_above(times, 0, times.shape[0], until[i])
         out[i] = order[draw_below(key, items[i], slot, max(bound, np.int64(1)))]
         is_timely[i] = bound > 0
         i += np.int64(cuda.gridDim.x) * THREADS

@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.kernels.binary_search import first_above
 from pyg_direct.kernels.sampling.uniform import LOW_WORD, find_row
 from pyg_direct.kernels.sampling.worklist import (
     FIRST,
@@ -182,14 +183,7 @@ def find_owner(item, num_parts, bounds, table):
     if table.shape[0] > 0:
         return np.int64(table[item]) if np.uint64(item) < np.uint64(table.shape[0]) else np.int64(0)
     if bounds.shape[0] > 0:
-        low, high = np.int64(0), np.int64(bounds.shape[0])
-        while low < high:
-            middle = (low + high) >> 1
-            if bounds[middle] <= item:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return first_above(bounds, 0, bounds.shape[0], item)
     word = np.uint64(item)
     word = multiply(np.uint64(word ^ (word >> _SHIFT_0)), _HIGH_0, _LOW_0)
     word = multiply(np.uint64(word ^ (word >> _SHIFT_1)), _HIGH_1, _LOW_1)

@@ -14,8 +14,9 @@ import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, cuda, gpu_kernel
 from pyg_direct.kernels.batch_counters import NODES
+from pyg_direct.kernels.binary_search import last_at_most
 from pyg_direct.kernels.local_ids.bitmap import find_place
-from pyg_direct.kernels.sampling.captured_hops import find_below, find_hop
+from pyg_direct.kernels.sampling.captured_hops import find_hop
 
 _RANK_BITS = np.int64(32)
 _RANK = np.int64(0xFFFFFFFF)
@@ -88,7 +89,7 @@ def locate_row_ids_gpu(received, num_types, num_parts, own, length, starts, firs
     while i < (num_parts - 1) * room:
         other, within = i // room, i % room
         part = other + 1 if other >= own else other
-        kind = find_below(starts, 0, num_types, within)
+        kind = last_at_most(starts, 0, num_types, within)
         number, found = within - starts[kind], np.int64(0)
         if number < received[part * length + kind]:
             found = find_place(bits, ranks, received[part * length + num_types + within], num_ids)

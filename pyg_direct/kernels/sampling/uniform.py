@@ -14,6 +14,7 @@ import numpy as np
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.batch_counters import EDGES, KEY, NEEDED_EDGES, NEIGHBOR_DRAW, NODES
+from pyg_direct.kernels.binary_search import last_at_most
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before, sum_block
 from pyg_direct.kernels.sampling.random import draw, draw_below, draw_below_in_loop
@@ -79,14 +80,7 @@ def frontier_of(state, hop, expand_all):
 @body
 def find_row(offsets, num_rows, item):
     """The row whose range of items, starting at offsets[row], holds `item`."""
-    low, high = 0, num_rows
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if offsets[middle] <= item:
-            low = middle
-        else:
-            high = middle
-    return low
+    return last_at_most(offsets, 0, num_rows, item)
 
 
 @body
@@ -388,19 +382,6 @@ def pick_many_neighbors_gpu(state, indptr, starts, indices, edge_ids, pairs, nod
 TURN = 16 * THREADS
 
 
-@body
-def find_row_among(offsets, first, last, item):
-    """The row from `first` to `last` whose range of items, starting at offsets[row], holds `item`."""
-    low, high = first, last + 1
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if offsets[middle] <= item:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 @cpu_kernel
 def spread_values_cpu(indptr, indices, values, firsts, sums):
     """sums[p, node] += values[row] for every listing of a node by the rows from firsts[p] to firsts[p + 1].
@@ -430,7 +411,7 @@ def spread_values_gpu(indptr, indices, step, values, sums):
         last = np.int64(find_row(indptr, num_rows, end - 1))
         e = begin + cuda.threadIdx.x
         while e < end:
-            value = values[find_row_among(indptr, first, last, e)]
+            value = values[last_at_most(indptr, first, last + 1, e)]
             # If a hop does not expand the row, its ids are not read, and nothing is added.
             if value != 0:
                 node = np.int64(indices[e * step])

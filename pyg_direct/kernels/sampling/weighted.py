@@ -18,6 +18,7 @@ import math
 import numpy as np
 
 from pyg_direct.compiler.jit import body, cpu_kernel, inlined, prange
+from pyg_direct.kernels.binary_search import last_at_most
 from pyg_direct.kernels.sampling.excluded_edges import first_excluded, skip_excluded
 from pyg_direct.kernels.sampling.random import draw, draw_in_loop
 from pyg_direct.kernels.sampling.uniform import DRAWN_TOGETHER, SHORT_ROW
@@ -231,13 +232,7 @@ def pick_by_sum(key, row, start, size, slot, edge_weight, weight_before):
     if reach < _LEAST or reach < (before_final + weight) * _TRUSTED:
         return pick_by_scan(key, row, start, size, slot, edge_weight)
     wanted = first + draw_unit(key, row, slot) * reach
-    low, high = start, start + size
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if weight_before[middle] <= wanted:
-            low = middle
-        else:
-            high = middle
+    low = last_at_most(weight_before, start, start + size, wanted)
     # Only rounding leads to an edge without weight.
     while edge_weight[low] <= 0 and low > start:
         low -= 1
@@ -266,12 +261,7 @@ def pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before,
         wanted += np.float64(edge_weight[position])
         low = position + 1
         at += 1
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if weight_before[middle] <= wanted:
-            low = middle
-        else:
-            high = middle
+    low = last_at_most(weight_before, low, high, wanted)
     # Only rounding leads to an edge without weight; the nearest edge before it has some, or otherwise one after it.
     at = first_excluded(excluded, base + low)
     step = -1
@@ -284,19 +274,22 @@ def pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before,
 
 
 @body
+def pick_with_replacement(key, row, start, size, slot, edge_weight, weight_before, excluded, base):
+    """Position that a slot of a row draws."""
+    first = first_excluded(excluded, base + start)
+    if first == excluded.shape[0] or excluded[first] >= base + start + size:
+        return pick_by_sum(key, row, start, size, slot, edge_weight, weight_before)
+    return pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before, excluded, first, base)
+
+
+@body
 def pick_weighted_row(key, row, start, size, count, replace, edge_weight, weight_before, excluded, base, to_pick,
                       scores, picks, at):  # fmt: skip
     """Write to_pick + position of the `count` edges that a row picks to picks[at:]."""
     if replace:
-        first = first_excluded(excluded, base + start)
-        is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size
         for slot in range(count):
-            if is_whole:
-                place = pick_by_sum(key, row, start, size, slot, edge_weight, weight_before)
-            else:
-                place = pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before, excluded, first,
-                                            base)  # fmt: skip
-            picks[at + slot] = to_pick + place
+            picks[at + slot] = to_pick + pick_with_replacement(key, row, start, size, slot, edge_weight, weight_before,
+                                                               excluded, base)  # fmt: skip
     else:
         pick_lightest(key, row, start, size, count, edge_weight, excluded, base, to_pick, scores, picks, at)
 

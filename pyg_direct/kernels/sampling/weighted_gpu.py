@@ -23,8 +23,7 @@ from pyg_direct.kernels.sampling.weighted import (
     MOST,
     draw_unit,
     order_of,
-    pick_by_sum,
-    pick_by_sum_of_left,
+    pick_with_replacement,
     score_of,
     score_of_unit,
     sift_up,
@@ -50,15 +49,6 @@ _PLACES, _KEPT = max(TEAMS * _WARP_PLACES, BLOCK_PICKS + THREADS), max(TEAMS * W
 _DIGIT_BITS = 8
 _DIGITS = 1 << _DIGIT_BITS
 _HIGHEST_DIGIT = 56
-
-
-@body
-def pick_with_replacement(key, row, start, size, slot, edge_weight, weight_before, excluded, base):
-    """Position that a slot of a row draws."""
-    first = first_excluded(excluded, base + start)
-    if first == excluded.shape[0] or excluded[first] >= base + start + size:
-        return pick_by_sum(key, row, start, size, slot, edge_weight, weight_before)
-    return pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before, excluded, first, base)
 
 
 @body

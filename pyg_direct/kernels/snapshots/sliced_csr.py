@@ -22,6 +22,7 @@ import numpy as np
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cpu_kernel, cuda, device_function, gpu_kernel, prange
 from pyg_direct.kernels.aggregate.sum import add_share, find_hub, find_item, quotient, span_of, sum_slices
+from pyg_direct.kernels.binary_search import first_not_below
 
 SLICE = 32
 # Threads that stage the edges of their slices together.
@@ -274,19 +275,6 @@ def sum_wide_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot, p
 
 
 @body
-def find_key(keys, key):
-    """Number of `keys` below `key`."""
-    low, high = 0, keys.shape[0]
-    while low < high:
-        middle = (low + high) // 2
-        if keys[middle] < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@body
 def cut_block(first, second, block, num_blocks):
     """First position of a block in both lists; block `num_blocks` begins at their ends."""
     if block == 0:
@@ -294,7 +282,7 @@ def cut_block(first, second, block, num_blocks):
     if block == num_blocks or first.shape[0] == 0:
         return first.shape[0], second.shape[0]
     at = first.shape[0] * block // num_blocks
-    return at, find_key(second, first[at])
+    return at, first_not_below(second, 0, second.shape[0], first[at])
 
 
 @cpu_kernel

@@ -6,6 +6,7 @@ Several relations take one sum together, and then each its network.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from pyg_direct.nn.static_batch import open_signals, works_by_row
 from pyg_direct.nn.trimming import Kept, is_accelerated
 from pyg_direct.nn.whole_graphs import find_whole, may_find, wins_on_cpu
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate, spread_known, sum_known
-from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
+from pyg_direct.ops.run_kernel import is_recorded, pull_by_torch, runs_on_gpu
 
 
 def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
@@ -102,7 +103,7 @@ class _Sum(Function):
         # Rows are kept only for the gradient of `eps`: a program may write to other rows meanwhile, as with PyG's code.
         ctx.save_for_backward(own if ctx.needs_input_grad[2] else None, scale)
         ctx.eps = eps
-        ctx.fitting, ctx.mean, ctx.is_first, ctx.is_same = fitting, mean, is_first, own is x
+        ctx.fitting, ctx.mean, ctx.is_first = fitting, mean, is_first
         ctx.num_rows = x.shape[0]
         return _add_own(x, own, scale, fitting, mean)
 
@@ -111,7 +112,11 @@ class _Sum(Function):
         own, scale = ctx.saved_tensors
         wants = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return *_differentiate(ctx, own, ctx.eps, grad), None, None, None
+            # Sums are linear in their rows, so other tensors may stand for them.
+            x = grad.new_zeros(ctx.num_rows, grad.shape[1]).requires_grad_()
+            own = torch.zeros_like(grad).requires_grad_() if own is None else own
+            run = partial(_add_own_by_torch, ctx.fitting, ctx.mean)
+            return *pull_by_torch(run, (x, own, ctx.eps), wants[:3], [grad]), None, None, None
         edges, transposed = ctx.fitting
         to_x = to_own = None
         if wants[0]:
@@ -127,21 +132,12 @@ class _Sum(Function):
         return to_x, to_own, (grad * own).sum().view(1) if wants[2] else None, None, None, None
 
 
-def _differentiate(ctx: Any, own: Tensor | None, eps: Tensor, grad: Tensor) -> list[Tensor | None]:
-    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
-    edges = ctx.fitting.edges
-    # Sums are linear in their rows, so other tensors may stand for them. Of views, because the origin of a tensor is
-    # irrelevant.
-    own, eps = torch.zeros_like(grad).requires_grad_() if own is None else own.view_as(own), eps.view_as(eps)
-    x = own if ctx.is_same else grad.new_zeros(ctx.num_rows, grad.shape[1]).requires_grad_()
-    summed = aggregate(x, edges.indptr, edges.row, reduce="mean" if ctx.mean else "sum", target=edges.target,
+def _add_own_by_torch(fitting: Fitting, mean: bool, x: Tensor, own: Tensor, eps: Tensor) -> list[Tensor]:
+    """Compute `add_own` by functions that torch can differentiate again."""
+    edges = fitting.edges
+    summed = aggregate(x, edges.indptr, edges.row, reduce="mean" if mean else "sum", target=edges.target,
                        num_targets=own.shape[0], max_degree=edges.max_degree)  # fmt: skip
-    # One tensor may stand for both.
-    out = summed + (1 + eps) * (x if ctx.is_same else own)
-    wants = [ctx.needs_input_grad[0], ctx.needs_input_grad[1] and not ctx.is_same, ctx.needs_input_grad[2]]
-    wanted = [part for part, wanted in zip((x, own, eps), wants, strict=True) if wanted]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return [next(found) if wanted else None for wanted in wants]
+    return [summed + (1 + eps) * own]
 
 
 # Bytes of the sums of all relations, above which a CPU sums each separately. From there on glibc gets new memory of the
@@ -218,7 +214,7 @@ class _JoinedSums(Function):
         edges, (sources, own), wants = ctx.edges, ctx.ends, ctx.needs_input_grad[6:]
         given, scales = ctx.saved_tensors[: -len(own)], ctx.saved_tensors[-len(own) :]
         if torch.is_grad_enabled():
-            return *(None,) * 6, *_differentiate_joined(ctx, given, wants, grad)
+            return *(None,) * 6, *pull_by_torch(partial(_sum_by_torch, ctx), given, wants, [grad])
         num_tables = len(given) - len(own)
         found: list[Tensor | None] = [None] * len(given)
         if any(wants[: ctx.num_sources]):
@@ -247,26 +243,16 @@ def _reach(sources: Sequence[int], used: Used) -> set[int]:
     return {place for place, is_used in zip(sources, used, strict=True) if is_used}
 
 
-def _differentiate_joined(
-    ctx: Any, given: Sequence[Tensor], wants: Sequence[bool], grad: Tensor
-) -> list[Tensor | None]:
-    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
+def _sum_by_torch(ctx: Any, *given: Tensor) -> list[Tensor]:
+    """Compute the sums by functions that torch can differentiate again."""
     edges, (sources, own) = ctx.edges, ctx.ends
-    num_tables, reached = len(given) - len(own), _reach(sources, ctx.used)
-    # Relations that share a convolution are given one factor, but each needs a separate gradient.
-    given = [part.view_as(part) for part in given]
+    reached = _reach(sources, ctx.used)
     rows = [table if place in reached else table.detach() for place, table in enumerate(given[: ctx.num_sources])]
     summed = aggregate(torch.cat(rows), edges.indptr, edges.row, reduce="mean" if ctx.mean else "sum",
                        target=edges.target, num_targets=sum(edges.sizes), max_degree=edges.max_degree)  # fmt: skip
-    scaled = [(1 + eps) * given[place] for eps, place in zip(given[num_tables:], own, strict=True)]
-    out = summed + torch.cat([part if is_used else part.detach()
-                              for part, is_used in zip(scaled, ctx.used, strict=True)])  # fmt: skip
-    if not out.requires_grad:
-        # All requested gradients lead to unused results.
-        return [None] * len(wants)
-    wanted = [part for part, want in zip(given, wants, strict=True) if want]
-    made = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
-    return [next(made) if want else None for want in wants]
+    scaled = [(1 + eps) * given[place] for eps, place in zip(given[len(given) - len(own) :], own, strict=True)]
+    return [summed + torch.cat([part if is_used else part.detach()
+                                for part, is_used in zip(scaled, ctx.used, strict=True)])]  # fmt: skip
 
 
 GIN = ConvSpec(conv.GINConv, forward, propagate, message=copy_rows, find_left=find_narrow_first,

@@ -11,6 +11,7 @@ their matrices. If no gradient comes back to a result, nothing is computed for i
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from pyg_direct.nn.static_batch import open_signals
 from pyg_direct.nn.trimming import Kept, is_accelerated, is_linear
 from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find, wins_on_cpu
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate, spread_known, sum_known
-from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
+from pyg_direct.ops.run_kernel import is_recorded, pull_by_torch, runs_on_gpu
 
 _DTYPES = (torch.float32, torch.float64)
 # Products of a number in the time in which a number of an edge is read, in a step and an evaluation. On an H200, sums
@@ -114,10 +115,11 @@ class _Layer(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, own, weight, _, own_weight, summed, indptr, row, target = ctx.saved_tensors
+        x, own, weight, bias, own_weight, summed, indptr, row, target = ctx.saved_tensors
         wants = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return *_differentiate(ctx, grad), None, None, None, None
+            given = x, own, weight, bias, own_weight
+            return *pull_by_torch(partial(_convolve_by_torch, ctx), given, wants[:5], [grad]), *(None,) * 4
         turned, to_x = grad.t(), None
         if wants[0]:
             to_x = spread_known(grad @ weight, indptr, row, target, ctx.num_rows, ctx.mean, ctx.max_degree,
@@ -132,20 +134,15 @@ class _Layer(Function):
                 turned @ own if wants[4] else None, None, None, None, None)  # fmt: skip
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
-    *saved, summed, indptr, row, target = ctx.saved_tensors
-    # If one tensor stands for several, each needs a separate gradient.
-    given: Any = [None if part is None else part.view_as(part) for part in saved]
-    x, own, weight, bias, own_weight = given
+def _convolve_by_torch(ctx: Any, x: Tensor | None, own: Tensor, weight: Tensor, bias: Tensor | None,
+                       own_weight: Tensor) -> list[Tensor]:  # fmt: skip
+    """Compute `convolve` by functions that torch can differentiate again."""
+    *_, summed, indptr, row, target = ctx.saved_tensors
     if x is not None:
         summed = aggregate(x, indptr, row, reduce="mean" if ctx.mean else "sum", target=target,
                            num_targets=own.shape[0], max_degree=ctx.max_degree)  # fmt: skip
     out = summed @ weight.t() + own @ own_weight.t()
-    out = out if bias is None else out + bias
-    wanted = [part for part, wants in zip(given, ctx.needs_input_grad, strict=False) if wants]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return [next(found) if wants else None for wants in ctx.needs_input_grad[:5]]
+    return [out if bias is None else out + bias]
 
 
 def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -375,7 +372,8 @@ class _TypedLayer(Function):
         num_tables = len(given) - 3 * len(edges.sizes)
         wants = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-            return None, None, None, *_differentiate_relations(edges, ctx.mean, given, wants, grads)
+            run = partial(_convolve_relations_by_torch, edges, ctx.mean, _reach(edges, grads))
+            return None, None, None, *pull_by_torch(run, given, wants, grads)
         found: list[Tensor | None] = [None] * len(given)
         matrices, parts = _group(given[num_tables:]), summed.split(edges.sizes)
         if any(wants[: edges.num_sources]):
@@ -410,26 +408,18 @@ class _TypedLayer(Function):
         return None, None, None, *found
 
 
-def _differentiate_relations(edges: TypedEdges, mean: bool, given: Sequence[Any], wants: Sequence[bool],
-                   grads: Sequence[Tensor | None]) -> list[Tensor | None]:  # fmt: skip
-    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
-    num_tables = len(given) - 3 * len(edges.sizes)
-    # Relations that share a convolution are given one tensor, but each needs a separate gradient.
-    given = [None if part is None else part.view_as(part) for part in given]
-    tables, reached = given[:num_tables], _reach(edges, grads)
+def _convolve_relations_by_torch(edges: TypedEdges, mean: bool, reached: set[int], *given: Any) -> list[Tensor]:
+    """Compute `convolve_relations` by functions that torch can differentiate again.
+
+    Args:
+        reached: Result of `_reach`.
+    """
+    tables, matrices = given[: -3 * len(edges.sizes)], _group(given[-3 * len(edges.sizes) :])
     rows = torch.cat([table if place in reached else table.detach()
                       for place, table in enumerate(tables[: edges.num_sources])])  # fmt: skip
     summed = aggregate(rows, edges.indptr, edges.row, reduce="mean" if mean else "sum", target=edges.target,
                        num_targets=sum(edges.sizes), max_degree=edges.max_degree)  # fmt: skip
-    outs, _ = _compute_groups(edges, summed.split(edges.sizes), tables, _group(given[num_tables:]))
-    wanted = [part for part, want in zip(given, wants, strict=True) if want]
-    asked = [(out, grad) for out, grad in zip(outs, grads, strict=True) if grad is not None and out.requires_grad]
-    if not asked:
-        # All requested gradients lead to unused results.
-        return [None] * len(wants)
-    made = iter(torch.autograd.grad([out for out, _ in asked], wanted, [grad for _, grad in asked], create_graph=True,
-                                    allow_unused=True))  # fmt: skip
-    return [next(made) if want else None for want in wants]
+    return _compute_groups(edges, summed.split(edges.sizes), tables, matrices)[0]
 
 
 # Matrices of a class, for the sums and for a target's own row.

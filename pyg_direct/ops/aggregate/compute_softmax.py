@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from pyg_direct.ops.aggregate.operators import WIDE_KINDS, is_wide, length_of_ru
 from pyg_direct.ops.aggregate.sum_rows import Transposed, aggregate, check_rows
 from pyg_direct.ops.argument_checks import INDEX_DTYPES, check_ids, check_same_device
 from pyg_direct.ops.local_ids.build_csr import expand
-from pyg_direct.ops.run_kernel import grid_of, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.run_kernel import grid_of, pull_by_torch, run_cpu, run_gpu, runs_on_gpu, threads_for
 
 _DTYPES = (torch.float32, torch.float64)
 _SCHEMAS = (
@@ -110,7 +111,8 @@ class _Softmax(torch.autograd.Function):
         source, target, edge, indptr, row, alpha = ctx.saved_tensors
         num_targets, slope, max_degree, deterministic = ctx.options
         if torch.is_grad_enabled():
-            return *_differentiate(grad, source, target, edge, indptr, row, alpha, ctx), *(None,) * 7
+            run = partial(_softmax_by_torch, indptr, row, alpha, slope, num_targets)
+            return *pull_by_torch(run, (source, target, edge), ctx.needs_input_grad[:3], [grad]), *(None,) * 7
         spread = ctx.needs_input_grad[0] and runs_on_gpu(grad) and not deterministic
         to_edges, to_targets, to_sources = torch.ops.pyg_direct.pull_softmax.default(
             grad, alpha, source, target, edge, indptr, row, num_targets, slope, max_degree, spread
@@ -124,10 +126,9 @@ class _Softmax(torch.autograd.Function):
         return *wanted, *(None,) * 7
 
 
-def _differentiate(grad: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor,
-                   row: Tensor, alpha: Tensor, ctx: Any) -> list[Tensor | None]:  # fmt: skip
-    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
-    num_targets, slope, *_ = ctx.options
+def _softmax_by_torch(indptr: Tensor, row: Tensor, alpha: Tensor, slope: float, num_targets: int,
+                      source: Tensor | None, target: Tensor | None, edge: Tensor | None) -> list[Tensor]:  # fmt: skip
+    """Compute `softmax`, whose result is `alpha`, by functions that torch can differentiate again."""
     target_of = expand(indptr[: num_targets + 1], row.numel())
     scores = torch.zeros_like(alpha) if edge is None else edge
     scores = scores if source is None else scores + source.index_select(0, row)
@@ -137,16 +138,7 @@ def _differentiate(grad: Tensor, source: Tensor | None, target: Tensor | None, e
     # Edges with weight 0 stay out.
     shares = (bent - best.index_select(0, target_of)).exp() * (alpha.detach() != 0)
     total = shares.new_zeros(best.shape).index_add(0, target_of, shares) + kernels.TINY
-    again = shares / total.index_select(0, target_of)
-    mean = again.new_zeros(best.shape).index_add(0, target_of, again * grad).index_select(0, target_of)
-    to_edges = again * (grad - mean)
-    to_edges = torch.where(scores > 0, to_edges, to_edges * slope)
-    made = [
-        None if source is None else source.new_zeros(source.shape).index_add(0, row, to_edges),
-        None if target is None else target.new_zeros(target.shape).index_add(0, target_of, to_edges),
-        None if edge is None else to_edges,
-    ]
-    return [value if needs else None for value, needs in zip(made, ctx.needs_input_grad[:3], strict=True)]
+    return [shares / total.index_select(0, target_of)]
 
 
 def _flat(scores: Tensor | None, like: Tensor) -> Tensor:
@@ -342,7 +334,8 @@ class _Attend(torch.autograd.Function):
         x, source, target, edge, indptr, row, target_of, alpha = ctx.saved_tensors
         num_targets, _, slope, max_degree = ctx.options
         if torch.is_grad_enabled():
-            return *_differentiate_attention(grad, x, source, target, edge, indptr, row, ctx), *(None,) * 8
+            run, given = partial(_attend_by_torch, indptr, row, ctx.options, grad.dtype), (x, source, target, edge)
+            return *pull_by_torch(run, given, ctx.needs_input_grad[:4], [grad]), *(None,) * 8
         grad = grad.to(x.dtype).contiguous()
         if target_of is None:
             target_of = expand(indptr[: num_targets + 1], row.numel())
@@ -359,25 +352,14 @@ class _Attend(torch.autograd.Function):
         return *wanted, *(None,) * 8
 
 
-def _differentiate_attention(grad: Tensor, x: Tensor, source: Tensor | None, target: Tensor | None,
-                             edge: Tensor | None, indptr: Tensor, row: Tensor, ctx: Any
-                             ) -> list[Tensor | None]:  # fmt: skip
-    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph,
-    through the two operators.
-    """
-    num_targets, loops, slope, max_degree = ctx.options
-    # Aliases: in most layers scores come from the rows, and no path may lead from one to the other.
-    x = x.view_as(x)
-    source, target, edge = (None if part is None else part.view_as(part) for part in (source, target, edge))
+def _attend_by_torch(indptr: Tensor, row: Tensor, options: tuple[int, bool, float, int], dtype: torch.dtype, x: Tensor,
+                     source: Tensor | None, target: Tensor | None, edge: Tensor | None) -> list[Tensor]:  # fmt: skip
+    """Compute `attend` through the two operators, which torch can differentiate again."""
+    num_targets, loops, slope, max_degree = options
     bound = None if max_degree < 0 else max_degree
     alpha = softmax(source, target, edge, indptr, row, num_targets=num_targets, negative_slope=slope, loops=loops,
                     max_degree=bound)  # fmt: skip
-    out = aggregate(x.to(grad.dtype), indptr, row, weight=alpha.to(grad.dtype), num_targets=num_targets,
-                    max_degree=bound)  # fmt: skip
-    needs = ctx.needs_input_grad[:4]
-    wanted = [part for part, is_wanted in zip((x, source, target, edge), needs, strict=True) if is_wanted]
-    made = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))  # type: ignore[arg-type]
-    return [next(made) if is_wanted else None for is_wanted in needs]
+    return [aggregate(x.to(dtype), indptr, row, weight=alpha.to(dtype), num_targets=num_targets, max_degree=bound)]
 
 
 def attend_rows(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor,

@@ -256,8 +256,8 @@ def regroup(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> None:
         if not group:
             continue
         items = torch.cat([piece.items for piece in group])
-        arguments = (*words[2 * number : 2 * number + 2], items, none, none, outputs[number], none, none)
-        run_gpu(kernels.move_segments_gpu, grid_for(items.numel(), items), *arguments)
+        run_gpu(kernels.move_segments_gpu, grid_for(items.numel(), items), *words[2 * number : 2 * number + 2], items,
+                outputs[number])  # fmt: skip
 
 
 def _list_runs(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> np.ndarray:

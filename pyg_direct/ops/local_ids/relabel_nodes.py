@@ -1,4 +1,4 @@
-"""Local ids of a batch: seeds in their order, then new nodes ascending (see `kernels/local_ids/relabel.py`).
+"""Local ids of a batch: seeds in their order, then new nodes ascending.
 
 `unite` returns the union of several lists of ids and the positions in it. `locate_ids` returns positions in a table
 that holds the rows of some ids. Both use the bitmaps of `kernels/local_ids/bitmap.py`.
@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, IdError
-from pyg_direct.kernels.batch_counters import BAD_SEED, FAR, NO_POSITION, NODES, NUM_SEEDS, SEEDS_ON_GPU, STATE
-from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel as kernels
-from pyg_direct.ops.argument_checks import check_ids, check_same_device
+from pyg_direct.errors import IdError
+from pyg_direct.kernels.batch_counters import NODES, STATE
+from pyg_direct.kernels.local_ids import bitmap, new_nodes
+from pyg_direct.ops.argument_checks import check_choice, check_ids, check_same_device
 from pyg_direct.ops.rows.gather_rows import Directory
 from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
 
 # More threads than this share each bitmap.
 _BITMAPS = 4
+METHODS = ("auto", "bitmap", "sort")
 
 
 class Relabelled(NamedTuple):
@@ -43,45 +44,30 @@ def relabel(seeds: Tensor, neighbors: Tensor, num_nodes: int, *, method: str = "
         seeds: int32 or int64 `[B]`; repeats keep their places.
         neighbors: int32 or int64 `[E']`.
         num_nodes: N; all ids lie in [0, N).
-        method: `bitmap` (N / 4 bytes of scratch, on a CPU up to 5 N / 8), `sort` (scratch by the batch), or `auto`.
-            `auto` takes the bitmap unless its scan would cost more than sorting the batch. Both give the same result.
+        method: As in `unite`.
     """
     seeds = check_ids("seeds", seeds, num_nodes)
-    neighbors = check_ids("neighbors", neighbors, num_nodes).to(seeds.dtype)
+    neighbors = check_ids("neighbors", neighbors, num_nodes)
     check_same_device("neighbors", neighbors, "seeds", seeds)
-    if method not in ("auto", "bitmap", "sort"):
-        raise ArgumentError(f"method must be 'auto', 'bitmap' or 'sort', got {method!r}")
-    if method == "auto":
-        method = choose_method(num_nodes, seeds.numel() + neighbors.numel())
-    if seeds.numel() + neighbors.numel() == 0:
-        empty = seeds.new_empty(0, dtype=torch.int64)
-        return Relabelled(empty, empty)
     for name, ids in (("seeds", seeds), ("neighbors", neighbors)):
         if ids.is_cuda and ids.numel() > 0:
             low, high = (int(v) for v in torch.aminmax(ids))
             if low < 0 or high >= num_nodes:
                 raise IdError(f"{name} must lie in [0, {num_nodes}), got {low if low < 0 else high}")
-    if method == "sort":
-        return _by_sorting(seeds, neighbors)
-    return (_by_bitmap_on_gpu if runs_on_gpu(seeds) else _by_bitmap_on_cpu)(seeds, neighbors, num_nodes)
+    seeds, neighbors = seeds.long(), neighbors.long()
+    union = unite([seeds, neighbors], num_nodes, method=method)
+    rank_of_seed = union.find(seeds)
+    is_new = torch.ones_like(union.ids, dtype=torch.bool)
+    is_new[rank_of_seed] = False
+    local_of_rank = is_new.cumsum(0).add_(seeds.numel() - 1)
+    places = torch.arange(seeds.numel(), device=seeds.device)
+    local_of_rank.scatter_reduce_(0, rank_of_seed, places, "amin", include_self=False)
+    return Relabelled(torch.cat([seeds, union.ids[is_new]]), local_of_rank[union.find(neighbors)])
 
 
 def choose_method(num_nodes: int, num_items: int) -> str:
     """Return `bitmap` while its words are at most 64 times the items of the batch (and always up to 2**24 nodes)."""
     return "bitmap" if num_nodes <= max(1 << 24, 2048 * num_items) else "sort"
-
-
-def _by_sorting(seeds: Tensor, neighbors: Tensor) -> Relabelled:
-    keys = torch.unique(torch.cat([seeds, neighbors]))
-    rank_of_seed = torch.searchsorted(keys, seeds)
-    is_new = torch.ones_like(keys, dtype=torch.bool)
-    is_new[rank_of_seed] = False
-    local_of_rank = is_new.long().cumsum(0) + (seeds.numel() - 1)
-    order = torch.arange(seeds.numel(), device=seeds.device)
-    first = torch.full_like(local_of_rank, seeds.numel()).scatter_reduce(0, rank_of_seed, order, "amin")
-    local_of_rank = torch.where(is_new, local_of_rank, first)
-    n_id = torch.cat([seeds, keys[is_new]]).long()
-    return Relabelled(n_id, local_of_rank[torch.searchsorted(keys, neighbors)])
 
 
 def num_words(num_nodes: int) -> int:
@@ -94,52 +80,6 @@ def cpu_bitmaps(num_nodes: int) -> np.ndarray:
     first mark.
     """
     return np.zeros((min(cpu_chunks(), _BITMAPS), num_words(num_nodes)), np.uint32)
-
-
-def _by_bitmap_on_cpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relabelled:
-    chunks = cpu_chunks()
-    seen = torch.zeros(num_words(num_nodes), dtype=torch.uint32, device="cpu")
-    fresh, ranks = cpu_bitmaps(num_nodes), torch.empty(seen.numel(), dtype=torch.int32, device="cpu")
-    sums = np.zeros(chunks, np.int64)
-    run_cpu(new_nodes.mark_fresh_cpu, seeds, seen[None], chunks)
-    used = run_cpu(new_nodes.mark_fresh_cpu, neighbors, fresh, chunks)
-    nodes = torch.cat([seeds, seeds.new_empty(neighbors.numel())])
-    run_cpu(new_nodes.emit_fresh_cpu, fresh[:used], seen, sums, nodes, seeds.numel())
-    nodes = nodes[: seeds.numel() + int(sums.sum())]
-    run_cpu(bitmap.rank_words_cpu, seen, ranks, sums)
-    locals_of_rank = torch.empty(nodes.numel(), dtype=torch.int32, device="cpu")
-    n_id = torch.empty(nodes.numel(), dtype=torch.int64, device="cpu")
-    run_cpu(kernels.locate_nodes_cpu, nodes, seeds.numel(), seen, ranks, locals_of_rank, n_id)
-    local = torch.empty(neighbors.numel(), dtype=torch.int64, device="cpu")
-    run_cpu(kernels.look_up_cpu, neighbors, seen, ranks, locals_of_rank, local)
-    return Relabelled(n_id, local)
-
-
-def _by_bitmap_on_gpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relabelled:
-    device, grid = seeds.device, full_grid(seeds)
-    inbox = torch.zeros(STATE, dtype=torch.int64, device="cpu")
-    inbox[NUM_SEEDS], inbox[BAD_SEED], inbox[SEEDS_ON_GPU] = seeds.numel(), NO_POSITION, 1
-    inbox = inbox.to(device)
-    state = inbox.clone()
-    bits = torch.zeros(2, num_words(num_nodes), dtype=torch.int32, device=device).view(torch.uint32)
-    seen, fresh = bits[0], bits[1]
-    no_table, no_flags = (torch.empty(0, dtype=d, device=device) for d in (torch.int32, torch.uint8))
-    block_sums = state.new_empty(grid)
-    nodes = seeds.new_empty(seeds.numel() + neighbors.numel())
-    run_gpu(kernels.load_seeds_gpu, grid_for(seeds.numel(), seeds), state, inbox, seeds.long(), seen, no_table, nodes,
-            num_nodes)  # fmt: skip
-    run_gpu(new_nodes.mark_fresh_gpu, grid_for(neighbors.numel(), seeds), neighbors, fresh)
-    run_gpu(new_nodes.count_fresh_gpu, grid, fresh, seen, no_flags, block_sums)
-    run_gpu(new_nodes.emit_fresh_gpu, grid, state, 0, 0, fresh, seen, no_flags, block_sums, no_table, nodes)
-    ranks = torch.empty(seen.numel(), dtype=torch.int32, device=device)
-    run_gpu(bitmap.sum_words_gpu, grid, seen, block_sums)
-    run_gpu(bitmap.rank_words_gpu, grid, seen, block_sums, ranks)
-    locals_of_rank = torch.full((nodes.numel(),), FAR, dtype=torch.int32, device=device)
-    run_gpu(kernels.locate_nodes_gpu, grid, state, 1, nodes, seen, ranks, locals_of_rank)
-    local = torch.empty(neighbors.numel(), dtype=torch.int64, device=device)
-    if neighbors.numel() > 0:
-        run_gpu(kernels.look_up_gpu, grid_for(neighbors.numel(), seeds), neighbors, seen, ranks, locals_of_rank, local)
-    return Relabelled(nodes[: int(state[NODES + 1])].long(), local)
 
 
 class Union:
@@ -172,8 +112,10 @@ def unite(lists: Sequence[Tensor], num_nodes: int, *, method: str = "auto") -> U
     Args:
         lists: int64 `[n]` each, contiguous, on one device; values in [0, num_nodes), which is not checked.
         num_nodes: N.
-        method: `bitmap` (scratch of 3 N / 8 bytes), `sort`, or `auto`, as in `relabel`.
+        method: `bitmap` (scratch of 3 N / 8 bytes), `sort` (scratch by the lists), or `auto`. `auto` takes the bitmap
+            unless its scan would cost more than sorting the lists. Both give the same result.
     """
+    check_choice("method", method, METHODS)
     if method == "auto":
         method = choose_method(num_nodes, sum(ids.numel() for ids in lists))
     lists = [ids for ids in lists if ids.numel() > 0] or [lists[0]]

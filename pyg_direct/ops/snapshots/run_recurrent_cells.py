@@ -11,8 +11,8 @@ A convolution's weight is multiplied by the half of the linear layer behind it, 
 product. One kernel does so for all gates, and one more takes gradients back to the parameters.
 
 `open_gates` is the step of an LSTM from a state of zeros, on a CPU in one pass over its gates. `open_two` is two such
-steps on a GPU, in one kernel each way. `step_gru` is the step of a small GRU in one call, on CPU and GPU. `mix` is a
-gated unit's last gate: it mixes a state and its proposed replacement, also of several dtypes.
+steps on a GPU, in one kernel each way. `step_gru` is the step of a small GRU on a GPU in one call. `mix` is a gated
+unit's last gate: it mixes a state and its proposed replacement, also of several dtypes.
 """
 
 from __future__ import annotations
@@ -224,19 +224,15 @@ def _pick(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def step_gru(x: Tensor, state: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the next state of checked fp32 `x` `[N, F]` and `state` `[N, C]`, `[N, C]`, and the tensors that its
-    gradient needs.
+    """Return the next state of checked fp32 `x` `[N, F]` and `state` `[N, C]` on a GPU, `[N, C]`, and the tensors that
+    its gradient needs.
 
     Parameters are weights of inputs and of states, and biases of both. Has no gradient.
     """
     out = torch.empty_like(state, memory_format=torch.contiguous_format)
     kept = state.new_empty(state.shape[0], 4 * state.shape[1])
     given = [value.detach().contiguous() for value in (x, state, *parameters)]
-    if runs_on_gpu(x):
-        run_gpu(kernels.step_gru_gpu, grid_of(out.numel(), 0), *given, *_sizes(x, state), kept, out)
-        return out, kept
-    with threads_for(0):
-        run_cpu(kernels.step_gru_cpu, *given, kept, out)
+    run_gpu(kernels.step_gru_gpu, grid_of(out.numel(), 0), *given, *x.shape, state.shape[1], kept, out)
     return out, kept
 
 
@@ -244,20 +240,11 @@ def pull_gru(grad: Tensor, x: Tensor, state: Tensor, parameters: Sequence[Tensor
     """Return gradients of `x`, `state` and the four parameters from the gradient of the next state, `[N, C]`."""
     weights = parameters[:2]
     given = [value.detach().contiguous() for value in (grad, x, state, *weights, kept)]
-    if runs_on_gpu(x):
-        sizes = [value.numel() for value in (x, state, *parameters)]
-        whole = x.new_empty(sum(sizes))
-        run_gpu(kernels.pull_gru_gpu, grid_of(whole.numel(), 0), *given, *_sizes(x, state), whole)
-        parts = zip(whole.split(sizes), (x, state, *parameters), strict=True)
-        return [part.view(value.shape) for part, value in parts]
-    out = [torch.empty_like(value, memory_format=torch.contiguous_format) for value in (x, state, *parameters)]
-    with threads_for(0):
-        run_cpu(kernels.pull_gru_cpu, *given, *out)
-    return out
-
-
-def _sizes(x: Tensor, state: Tensor) -> tuple[int, int, int]:
-    return *x.shape, state.shape[1]
+    sizes = [value.numel() for value in (x, state, *parameters)]
+    whole = x.new_empty(sum(sizes))
+    run_gpu(kernels.pull_gru_gpu, grid_of(whole.numel(), 0), *given, *x.shape, state.shape[1], whole)
+    parts = zip(whole.split(sizes), (x, state, *parameters), strict=True)
+    return [part.view(value.shape) for part, value in parts]
 
 
 def mix(proposed: Tensor, state: Tensor, share: Tensor) -> Tensor:

@@ -97,5 +97,5 @@ def test_bad_ids_are_refused(device, seeds, neighbors, error, words):
 def test_unknown_method_is_refused():
     ids = torch.tensor([0])
 
-    with pytest.raises(ArgumentError, match="method must be 'auto', 'bitmap' or 'sort', got 'hash'"):
+    with pytest.raises(ArgumentError, match="method must be one of auto, bitmap, sort, got 'hash'"):
         relabel(ids, ids, 1, method="hash")

@@ -1,9 +1,19 @@
-"""A small GRU's step equals torch's in double precision, forward and backward."""
+"""A small GRU's step on a GPU equals torch's in double precision, forward and backward."""
 
 import pytest
 import torch
 
+from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.ops.snapshots.run_recurrent_cells import pull_gru, step_gru
+
+pytestmark = pytest.mark.sim if SIMULATED else pytest.mark.gpu
+
+
+@pytest.fixture
+def device():
+    """Where the kernels run: on a GPU, or in the simulator on CPU tensors."""
+    return torch.device("cpu" if SIMULATED else "cuda")
+
 
 SIZES = [(1, 1, 1), (5, 3, 7), (6, 6, 6), (33, 17, 40)]
 
