@@ -29,7 +29,7 @@ from pyg_direct.runtime.host.threads import Pool
 _GAP_PAGES = 2
 _REQUEST_PAGES = 256
 # Requests in flight: many of few pages, or few of many pages, which would disturb each other.
-_MANY, _FEW, _FEW_PAGES = 32, 8, 16
+MOST_IN_FLIGHT, _FEW, _FEW_PAGES = 32, 8, 16
 # Requests of a task of a thread, at most; a read that is left early ends with its tasks.
 _MOST_OF_TASK = 64
 # Rows that are looked up in the page cache before a read.
@@ -179,6 +179,9 @@ class RangeReader:
         is_broken: True after a read that did not end; its threads may still write.
     """
 
+    # Rows of a task, at most; None for any number.
+    _most_rows: int | None = None
+
     def __init__(self, file: RowFile, *, keeps_all: bool = False, is_shared: bool = False) -> None:
         self.file = file
         self.num_requests = self.num_pages = self.num_again = 0
@@ -187,21 +190,26 @@ class RangeReader:
         self._row_bytes = file.layout.num_bytes // max(1, file.layout.shape[0])
         size = file.layout.offset + file.layout.num_bytes
         self._seen = np.zeros(-(-size // PAGE) + 1, np.uint8)
-        self._room = (_REQUEST_PAGES + 2) * PAGE + -(-self._row_bytes // PAGE) * PAGE
+        self._room = self.count_room(self._row_bytes)
         self._is_direct = not is_shared and (keeps_all or outgrows_cache(file))
         self.unit = find_block(file) if self._is_direct and not keeps_all else PAGE
-        self._pool = Pool(_MANY, "pyg_direct_file", functools.partial(set_cpu_threads, 1))
+        self._pool = Pool(MOST_IN_FLIGHT, "pyg_direct_file", functools.partial(set_cpu_threads, 1))
         # Memory of whole pages that requests pass through. The last one that was given back is taken first, so that
         # few are touched whole.
         self._staging: list[np.ndarray] = []
         self._running: list[np.ndarray] = []
         self._is_left = False
 
+    @staticmethod
+    def count_room(row_bytes: int) -> int:
+        """Return the most bytes of a request for rows of so many bytes."""
+        return (_REQUEST_PAGES + 2) * PAGE + -(-row_bytes // PAGE) * PAGE
+
     def leave(self, is_left: bool = True) -> None:
         """Let a read that is under way end early, without its rows; or read again."""
         self._is_left = is_left
 
-    def read(self, rows: np.ndarray, slots: np.ndarray, out: np.ndarray) -> bool:
+    def read(self, rows: np.ndarray, slots: np.ndarray, out: Any) -> bool:
         """Read row `rows[i]` to `out[slots[i]]`; returns False if the read was left early.
 
         Args:
@@ -223,19 +231,18 @@ class RangeReader:
         begin = time.perf_counter()
         try:
             pages = (rows[-1] - rows[0]) * self._row_bytes // PAGE // count
-            most = _MANY if min(pages, len(rows) * self._row_bytes // PAGE // count) < _FEW_PAGES else _FEW
-            share = max(1, min(_MOST_OF_TASK, -(-count // (2 * most))))
-            served, waiting = 0, [(place, min(place + share, count)) for place in range(0, count, share)][::-1]
+            most = MOST_IN_FLIGHT if min(pages, len(rows) * self._row_bytes // PAGE // count) < _FEW_PAGES else _FEW
+            served, waiting = 0, self._divide(bounds, most)[::-1]
             tasks: set[Future[None]] = set()
             last, since = (-1, -1), time.monotonic()
             while (waiting and not self._is_left) or tasks:
                 while waiting and len(tasks) < most and not self._is_left:
                     first, end = waiting.pop()
-                    tasks.add(self._pool.submit(self._read_some, handle, rows, slots, bounds[first : end + 1], out))
+                    tasks.add(self._start(handle, rows, slots, bounds[first : end + 1], out))
                 done, tasks = wait(tasks, _LOOK, "FIRST_COMPLETED")
                 served += len(done)
                 for task in done:
-                    task.result()
+                    self._end(task)
                 now = served, sum(int(progress[1]) for progress in list(self._running))
                 if now != last:
                     last, since = now, time.monotonic()
@@ -252,6 +259,27 @@ class RangeReader:
             self.seconds += time.perf_counter() - begin
         # Threads that were at work may have left rows of their requests unread.
         return not (waiting or self._is_left)
+
+    def _divide(self, bounds: np.ndarray, most: int) -> list[tuple[int, int]]:
+        """Divide requests into tasks of threads: the first request of each, and the one after its last."""
+        count, parts, first = len(bounds) - 1, [], 0
+        share = max(1, min(_MOST_OF_TASK, -(-count // (2 * most))))
+        while first < count:
+            end = min(first + share, count)
+            if self._most_rows is not None:
+                fits = int(np.searchsorted(bounds, bounds[first] + self._most_rows, "right")) - 1
+                end = min(end, max(first + 1, fits))
+            parts.append((first, end))
+            first = end
+        return parts
+
+    def _start(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, out: Any) -> Future[None]:
+        """Let a thread serve some requests."""
+        return self._pool.submit(self._read_some, handle, rows, slots, bounds, out)
+
+    def _end(self, task: Future[None]) -> None:
+        """Raise the error of a task that has ended, if there is one."""
+        task.result()
 
     def _check_pace(self, seconds: float) -> None:
         """Refuse to wait longer for a disk that gives nothing."""

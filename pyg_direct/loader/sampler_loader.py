@@ -276,26 +276,30 @@ class GeneralLoader(EpochLoader):
         from pyg_direct.features.tiers.window import RowWindow
 
         windows = []
-        for rows, memory in zip(stored, self._divide_memory(stored), strict=True):
+        for rows, (memory, on_device) in zip(stored, self._divide_memory(stored), strict=True):
             window = known.get(id(rows))
             if window is None or not window.lock.acquire(blocking=False):
                 # Another iterator of this loader is at work in the known window.
                 tier: Any = rows.tier
-                window = RowWindow(tier, memory, is_shared=self._count_local() > 1)
+                window = RowWindow(tier, memory, device_bytes=on_device, is_shared=self._count_local() > 1)
                 window.lock.acquire()
             windows.append(window)
         self._row_windows = list(zip(stored, windows, strict=True))
         return windows
 
-    def _divide_memory(self, stored: Sequence[SpilledRows]) -> list[int]:
-        """Return the bytes for the planned rows of each table."""
+    def _divide_memory(self, stored: Sequence[SpilledRows]) -> list[tuple[int, int]]:
+        """Return the bytes of the host, and of a GPU, for the planned rows of each table."""
+        from pyg_direct.features.staged_reader import find_device_room
         from pyg_direct.features.tiers.window import RowWindow
 
         sizes = [rows.shape.numel() * rows.tier.dtype.itemsize for rows in stored]
         # The rest is for samples, which a GPU has in its own memory.
         budget = int((1.0 if self.device.type == "cuda" else 1 - _SAMPLES_SHARE) * self._ahead_bytes())
-        return [RowWindow.fit_rows(rows.tier, budget * size // sum(sizes))
-                for rows, size in zip(stored, sizes, strict=True)]  # fmt: skip
+        # Processes of a host share rows in its memory.
+        room = 0 if self._count_local() > 1 else find_device_room(self.device)
+        parts = [(budget * size // sum(sizes), room * size // sum(sizes)) for size in sizes]
+        return [(RowWindow.fit_rows(rows.tier, memory), RowWindow.fit_device_rows(rows.tier, memory, on_device))
+                for rows, (memory, on_device) in zip(stored, parts, strict=True)]  # fmt: skip
 
     def _list_window_reads(self, feature: Feature, num_epochs: int) -> list[np.ndarray]:
         """List the rows that each window of the coming epochs will read from the file of a feature, without reading.
@@ -319,8 +323,8 @@ class GeneralLoader(EpochLoader):
         """List the rows of a table that each window of a process will read."""
         from pyg_direct.features.tiers.read_order import ReadRecorder
 
-        windows = [ReadRecorder(rows.tier, memory)  # type: ignore[arg-type]
-                   for rows, memory in zip(stored, self._divide_memory(stored), strict=True)]  # fmt: skip
+        windows = [ReadRecorder(rows.tier, memory, device_bytes=on_device)  # type: ignore[arg-type]
+                   for rows, (memory, on_device) in zip(stored, self._divide_memory(stored), strict=True)]  # fmt: skip
         for epoch in range(num_epochs):
             key = EpochKey(self.seed, self._next_epoch + epoch)  # type: ignore[arg-type]
             first = self._first_batch // share.count if epoch == 0 else 0

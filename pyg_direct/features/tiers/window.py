@@ -22,6 +22,7 @@ from pyg_direct.features.disk_rates import find_rates, measure_disk
 from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_direct
 from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, outgrows_cache
 from pyg_direct.features.spilled_rows import SERVED
+from pyg_direct.features.staged_reader import StagedReader
 from pyg_direct.features.tiers.base import Tier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier, file_of
 from pyg_direct.features.tiers.host_window import open_host_window
@@ -61,6 +62,8 @@ class RowWindow(Tier):
 
     Args:
         num_bytes: Memory for rows; page-locked if a GPU reads them, or of the GPU with GPUDirect Storage.
+        device_bytes: Memory of the device for rows. If it holds no fewer of them, rows lie there, and pass through
+            page-locked memory.
         is_shared: True if other processes of this host read the file too. They share its pages by the page cache of the
             system. If the cache has no use, rows that one of them has in its window are copied (`HostWindow`).
 
@@ -70,17 +73,21 @@ class RowWindow(Tier):
 
     title = "file"
 
-    def __init__(self, source: DiskTier | StagedTier, num_bytes: int, *, is_shared: bool = False) -> None:
-        num_rows, count = source.shape[0], self._settle(source, num_bytes)
+    def __init__(self, source: DiskTier | StagedTier, num_bytes: int, *, device_bytes: int = 0, is_shared: bool = False
+                 ) -> None:  # fmt: skip
+        is_direct = wants_gpu_direct(source.device)
+        is_staged = device_bytes >= max(1, num_bytes) and not is_direct and not is_shared
+        num_rows, count = source.shape[0], self._settle(source, device_bytes if is_staged else num_bytes)
         file, shape = self.file, (count, *self.shape[1:])
         self._on_gpu: Tensor | None = None
         self._max_blocks: int | None = None
-        is_direct = wants_gpu_direct(self.device)
         # The page cache is shared as well.
         is_hosted = is_shared and not is_direct and outgrows_cache(file)
         self._host = open_host_window(file, count) if is_hosted else None
-        if is_direct:
-            self._rows = self._on_gpu = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self._is_on_device = is_direct or is_staged
+        if self._is_on_device:
+            self._rows = torch.empty(shape, dtype=self.dtype, device=self.device)
+            self._on_gpu = self._rows if self._rows.is_cuda else None
         elif self.device.type == "cuda":
             # It is unlocked with the block.
             self._block = block = self._lock_pages(count * self._row_bytes)
@@ -93,12 +100,19 @@ class RowWindow(Tier):
         else:
             self._rows = torch.empty(shape, dtype=self.dtype, device="cpu")
         rows = rows_in_units(self._rows, torch.uint8)
-        self._bytes: Any = rows if is_direct else rows.numpy()
+        self._bytes: Any = rows if self._is_on_device else rows.numpy()
         if self._host is not None:
             self._slots = self._host.slots
-        self._reader: GpuDirectReader | RangeReader = GpuDirectReader(self.file) if is_direct else RangeReader(
-            self.file, keeps_all=count == num_rows, is_shared=is_shared and self._host is None)  # fmt: skip
+        self._reader = self._open_reader(is_direct, keeps_all=count == num_rows,
+                                         is_shared=is_shared and self._host is None)  # fmt: skip
         self._events: deque[torch.cuda.Event] = deque()
+
+    def _open_reader(self, is_direct: bool, **options: bool) -> GpuDirectReader | RangeReader:
+        if is_direct:
+            return GpuDirectReader(self.file)
+        if self._is_on_device:
+            return StagedReader(self.file, self.device, **options)
+        return RangeReader(self.file, **options)
 
     def _settle(self, source: DiskTier | StagedTier, num_bytes: int) -> int:
         """Make the tables of the rows; returns the number of rows that fit the memory."""
@@ -148,6 +162,20 @@ class RowWindow(Tier):
             return whole
         left = num_bytes - source.shape[0] * _TABLE_BYTES - whole // PAGE
         return max(1, left // (row_bytes + _SLOT_BYTES)) * row_bytes
+
+    @staticmethod
+    def fit_device_rows(source: Tier, num_bytes: int, device_bytes: int) -> int:
+        """Return the bytes of a device for rows of a tier; 0 if host memory cannot hold their tables and what rows pass
+        through.
+
+        Args:
+            num_bytes: Bytes of the host for a window.
+            device_bytes: Bytes of the device.
+        """
+        row_bytes = source.shape[1:].numel() * source.dtype.itemsize
+        whole = source.shape[0] * row_bytes
+        left = num_bytes - source.shape[0] * _TABLE_BYTES - whole // PAGE - StagedReader.count_staging(row_bytes)
+        return max(0, min(left // _SLOT_BYTES, device_bytes // row_bytes, source.shape[0])) * row_bytes
 
     @property
     def last_number(self) -> int:
@@ -333,6 +361,9 @@ class RowWindow(Tier):
             rows = gather_rows(self._rows, chosen).to(self.device)
         else:
             rows = gather_rows(self._on_gpu, chosen.to(self.device), max_blocks=self._max_blocks)
+            if self._is_on_device:
+                # torch's allocator owns it, and may give it away once the window is gone.
+                self._on_gpu.record_stream(torch.cuda.current_stream(self.device))
             event = torch.cuda.Event()
             event.record()
             self._events.append(event)

@@ -20,11 +20,14 @@ from tests.features.contract import DTYPES, bytes_of, make_rows
 ROW_BYTES = 20
 
 
-@pytest.fixture
-def window_of(tmp_path, device):
+@pytest.fixture(params=["host", "device"])
+def window_of(tmp_path, device, request):
+    """Windows in memory of the host, and in memory of the device, which rows reach through pieces."""
+
     def make(rows, most=None):
         tier = open_file(RowFile(save_rows(tmp_path / "rows.safetensors", rows)), resolve_device(device))
-        return RowWindow(tier, rows.numel() * rows.element_size() if most is None else most * ROW_BYTES)
+        num_bytes = rows.numel() * rows.element_size() if most is None else most * ROW_BYTES
+        return RowWindow(tier, num_bytes) if request.param == "host" else RowWindow(tier, 0, device_bytes=num_bytes)
 
     return make
 

@@ -1,0 +1,146 @@
+"""Reads of many rows of a file into memory of a GPU, through a few pieces of page-locked memory.
+
+Rows of files then take little host memory, and a GPU reads them again at the rate of its own memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.features.range_reader import MOST_IN_FLIGHT, RangeReader
+from pyg_direct.features.row_files import RowFile
+from pyg_direct.runtime.cuda.device import budget_of, free_bytes
+from pyg_direct.runtime.cuda.memory import allocate_or_fall_back
+from pyg_direct.runtime.host.host_memory import parse_size
+
+# Share of the free memory of a GPU that planned rows of files take by default; models need the rest.
+_SHARE = "25%"
+# Memory that threads of a read that did not end may still write, for as long as the process lives.
+_ABANDONED: list[Any] = []
+
+
+def find_device_room(device: torch.device, share: str = _SHARE) -> int:
+    """Return the bytes of a GPU that rows of files may take: `PYG_DIRECT_AHEAD_GPU`, or a share of the free memory that
+    is not left to a model; 0 for a CPU.
+
+    Args:
+        share: Share of the memory that graph data may take, if the variable is not set.
+
+    Raises:
+        ArgumentError: the variable is set to something else than bytes or a share.
+    """
+    if device.type != "cuda":
+        return 0
+    free = free_bytes(device.index)  # type: ignore[arg-type]
+    given = os.environ.get("PYG_DIRECT_AHEAD_GPU", "").strip()
+    if given:
+        size: int | str = int(given) if given.isdigit() else given
+        return min(parse_size(size, free, "PYG_DIRECT_AHEAD_GPU"), free)
+    return parse_size(share, budget_of(free))
+
+
+class _Piece(NamedTuple):
+    """Page-locked memory for the rows of a task, and the event after which it may be written again."""
+
+    rows: Tensor
+    free: torch.cuda.Event | None
+
+
+class StagedReader(RangeReader):
+    """Reader of rows of a file by large requests, as `RangeReader`, into memory of a GPU or of the host.
+
+    Threads read rows into pieces of page-locked memory. A piece is copied to the GPU as soon as its rows are there, on
+    the current stream, while the disk fills others.
+
+    Args:
+        file, keeps_all, is_shared: See `RangeReader`.
+        device: Device of the memory that rows are read to.
+    """
+
+    def __init__(self, file: RowFile, device: torch.device, *, keeps_all: bool = False, is_shared: bool = False
+                 ) -> None:  # fmt: skip
+        super().__init__(file, keeps_all=keeps_all, is_shared=is_shared)
+        self._device = device
+        # The rows of any request fit a piece.
+        self._most_rows = self._room // max(1, self._row_bytes)
+        self._places = np.arange(self._most_rows)
+        self._pieces: deque[_Piece] = deque()
+        self._num_pieces = 0
+        self._under_way: dict[Future[None], tuple[_Piece, np.ndarray, Tensor]] = {}
+
+    @staticmethod
+    def count_staging(row_bytes: int) -> int:
+        """Return the most bytes of page-locked memory that reads of such rows take."""
+        return MOST_IN_FLIGHT * RangeReader.count_room(row_bytes)
+
+    def read(self, rows: np.ndarray, slots: np.ndarray, out: Tensor) -> bool:
+        """Read row `rows[i]` to `out[slots[i]]`, and wait until it is there; returns False if the read was left early.
+
+        Args:
+            rows: Positions in the file, int64 `[n]`, ascending and unique.
+            slots: int64 `[n]`.
+            out: Bytes, uint8 `[m, row_bytes]`, contiguous, on the device.
+
+        Raises:
+            FileError: the file changed, was cut short, or the disk fails or gives no bytes; the byte is named.
+        """
+        try:
+            is_whole = super().read(rows, slots, out)
+        except BaseException:
+            if self.is_broken:
+                _ABANDONED.append(list(self._under_way.values()))
+            raise
+        finally:
+            # Tasks of a read that failed are over, or write to memory that is not used again.
+            if not self.is_broken:
+                self._pieces.extend(piece for piece, *_ in self._under_way.values())
+            self._under_way.clear()
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        return is_whole
+
+    def _start(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, out: Tensor
+               ) -> Future[None]:  # fmt: skip
+        first, end = int(bounds[0]), int(bounds[-1])
+        piece = self._take_piece()
+        task = super()._start(handle, rows[first:end], self._places, bounds - first, piece.rows.numpy())
+        self._under_way[task] = piece, slots[first:end], out
+        return task
+
+    def _end(self, task: Future[None]) -> None:
+        piece, slots, out = self._under_way[task]
+        super()._end(task)
+        self._copy(piece.rows[: len(slots)], slots, out)
+        if piece.free is not None:
+            piece.free.record(torch.cuda.current_stream(self._device))
+        del self._under_way[task]
+        self._pieces.append(piece)
+
+    def _take_piece(self) -> _Piece:
+        """Return memory that no task writes and no copy reads."""
+        if self._num_pieces < MOST_IN_FLIGHT and not self._pieces:
+            self._num_pieces += 1
+            is_on_gpu, size = self._device.type == "cuda", self._places.size * self._row_bytes
+            block = allocate_or_fall_back(size, "pinned" if is_on_gpu else "cpu", self._device if is_on_gpu else None)
+            rows = block.view_on_cpu(torch.uint8, (self._places.size, self._row_bytes))
+            return _Piece(rows, torch.cuda.Event() if is_on_gpu else None)
+        piece = self._pieces.popleft()
+        if piece.free is not None:
+            piece.free.synchronize()
+        return piece
+
+    def _copy(self, rows: Tensor, slots: np.ndarray, out: Tensor) -> None:
+        """Enqueue the copy of rows to their slots."""
+        first = int(slots[0])
+        if len(slots) == 1 or bool((np.diff(slots) == 1).all()):
+            out[first : first + len(slots)].copy_(rows, non_blocking=True)
+            return
+        targets = torch.from_numpy(slots.astype(np.int64, copy=False)).to(out.device, non_blocking=True)
+        out.index_copy_(0, targets, rows.to(out.device, non_blocking=True))
