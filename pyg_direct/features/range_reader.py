@@ -224,8 +224,10 @@ class RangeReader:
         if len(rows) == 0:
             return True
         is_cached = self.file.is_cached(rows[:: max(1, len(rows) // _LOOKED_UP)].tolist())
+        # Where there are no gaps, no rate is needed.
+        has_gaps = int(rows[-1] - rows[0]) >= len(rows)
         bounds = split_requests(rows, self.file.layout.offset, self._row_bytes, self.unit,
-                                None if is_cached else find_rates(self.file))  # fmt: skip
+                                find_rates(self.file) if has_gaps and not is_cached else None)  # fmt: skip
         count = len(bounds) - 1
         handle = self.file.open_handle(is_direct=self._is_direct and not is_cached)
         begin = time.perf_counter()

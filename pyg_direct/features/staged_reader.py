@@ -92,19 +92,17 @@ class StagedReader(RangeReader):
             FileError: the file changed, was cut short, or the disk fails or gives no bytes; the byte is named.
         """
         try:
-            is_whole = super().read(rows, slots, out)
-        except BaseException:
-            if self.is_broken:
-                _ABANDONED.append(list(self._under_way.values()))
-            raise
+            return super().read(rows, slots, out)
         finally:
-            # Tasks of a read that failed are over, or write to memory that is not used again.
-            if not self.is_broken:
-                self._pieces.extend(piece for piece, *_ in self._under_way.values())
+            left = list(self._under_way.values())
             self._under_way.clear()
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        return is_whole
+            if self.is_broken:
+                _ABANDONED.append(left)
+            else:
+                # Tasks of a read that failed are over.
+                self._pieces.extend(piece for piece, *_ in left)
+            if self._device.type == "cuda":
+                torch.cuda.current_stream(self._device).synchronize()
 
     def _start(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, out: Tensor
                ) -> Future[None]:  # fmt: skip
