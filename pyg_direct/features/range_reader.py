@@ -66,15 +66,16 @@ def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PA
     return np.append(np.flatnonzero(is_first), len(rows)).astype(np.int64)
 
 
-def find_whole_rows(rows: np.ndarray, layout: Layout, row_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+def find_whole_rows(rows: np.ndarray, layout: Layout, row_bytes: int, rates: DiskRates | None = None
+                    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Return the first row, and the row after the last, that lie whole in the pages of each request for `rows`.
 
     Args:
         rows: As in `split_requests`, at least one.
         layout: Position of the table in its file.
-        row_bytes: Bytes of a row.
+        row_bytes, rates: As in `split_requests`.
     """
-    bounds = split_requests(rows, layout.offset, row_bytes)
+    bounds = split_requests(rows, layout.offset, row_bytes, PAGE, rates)
     begins = (layout.offset + rows[bounds[:-1]] * row_bytes) // PAGE * PAGE
     ends = -(-(layout.offset + (rows[bounds[1:] - 1] + 1) * row_bytes) // PAGE) * PAGE
     first = np.maximum(-(-(begins - layout.offset) // row_bytes), 0)
