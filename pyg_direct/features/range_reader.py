@@ -100,7 +100,8 @@ class DiskReads(NamedTuple):
         num_requests, num_pages, page_bytes: Requests, the pages that they read, and the bytes of a page. A block of the
             disk counts as a page if reads are as fine.
         num_again: Pages that had been read before.
-        num_claimed: Rows that windows of batches held, each once in a window.
+        num_claimed: Rows that windows of batches held, each once in a window. If all rows of the file are in memory, a
+            batch is a window of its own.
         disk_rate: Bytes per second that the disk gives in order, measured; None if it was not measured.
         random_rate: Pages of 4 KiB per second that it gives at random; likewise.
         unit: Name of what batches ask for: a row, or a neighbor of a list.

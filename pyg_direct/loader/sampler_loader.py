@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 # Share of the free host memory for planned batches, the share of it, or of free GPU memory, for their samples, and the
 # windows of an epoch at least: only the first one is waited for.
 _AHEAD_SHARE, _SAMPLES_SHARE, _PARTS = 0.25, 0.125, 4
+# A table of this part of the memory is small.
+_SMALL = 64
 # Batches that read neighbor lists in a file together, at most.
 _MOST_TOGETHER = 32
 
@@ -218,9 +220,18 @@ class GeneralLoader(EpochLoader):
             return [Drawn(out) for out in self._submit_together([seeds for _, seeds in items], keys).finish()]
 
         def find_reads(sample: Any) -> list[tuple[RowWindow, Tensor]]:
-            wanted = self._general.list_reads(sample.out)
-            return [(by_tier[id(feature.stored.tier)], feature.find_missing(ids)) for feature, ids in wanted
-                    if isinstance(feature.stored, SpilledRows) and id(feature.stored.tier) in by_tier]  # fmt: skip
+            found = []
+            for feature, ids in self._general.list_reads(sample.out):
+                stored = feature.stored
+                window = by_tier.get(id(stored.tier)) if isinstance(stored, SpilledRows) else None
+                if window is None:
+                    continue
+                if window.is_whole and stored.memory is None:
+                    # The host need not wait for the ids.
+                    window.note_asked(ids.numel())
+                else:
+                    found.append((window, feature.find_missing(ids)))
+            return found
 
         most = self.ahead if isinstance(self.ahead, int) else max(1, -(-len(self) // _PARTS))  # type: ignore[arg-type]
         memory = free_bytes(self.device.index) if self.device.type == "cuda" else self._ahead_bytes()
@@ -297,7 +308,10 @@ class GeneralLoader(EpochLoader):
         budget = int((1.0 if self.device.type == "cuda" else 1 - _SAMPLES_SHARE) * self._ahead_bytes())
         # Processes of a host share rows in its memory.
         room = 0 if self._count_local() > 1 else find_device_room(self.device)
-        parts = [(budget * size // sum(sizes), room * size // sum(sizes)) for size in sizes]
+        # Small tables are held whole, as memory for all of them is next to nothing.
+        small = [size for size in sizes if size <= budget // _SMALL]
+        large, budget = max(1, sum(sizes) - sum(small)), budget - sum(small)
+        parts = [(size, 0) if size in small else (budget * size // large, room * size // large) for size in sizes]
         return [(RowWindow.fit_rows(rows.tier, memory), RowWindow.fit_device_rows(rows.tier, memory, on_device))
                 for rows, (memory, on_device) in zip(stored, parts, strict=True)]  # fmt: skip
 

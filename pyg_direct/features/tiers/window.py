@@ -4,6 +4,9 @@ A loader knows the ids of its next batches. It claims their rows for a window of
 not in memory in the order of the file. A part of them is read as soon as batches of the window before give up as many
 rows. So nearly all of the memory holds one window. Rows that a later batch claims too stay in memory. This is Belady's
 rule (IBM Systems Journal 5(2), 1966) for all batches that are known; among the others the rows claimed last stay.
+
+If the memory holds all rows, none is given up. Once batches have asked for half of them, the others are read too, in
+order: kernels then read the table as one in memory, and batches need no plan.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_dir
 from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, outgrows_cache
 from pyg_direct.features.spilled_rows import SERVED
 from pyg_direct.features.staged_reader import StagedReader
-from pyg_direct.features.tiers.base import Tier
+from pyg_direct.features.tiers.base import TableTier, Tier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier, file_of
 from pyg_direct.features.tiers.host_window import open_host_window
 from pyg_direct.kernels.rows.file_ranges import PAGE
@@ -44,6 +47,8 @@ _TABLE_BYTES, _SLOT_BYTES = 8, 40
 _PARTS = 16
 # Rows that are looked up in the page cache to learn if a file is in it.
 _PROBES = 256
+# Bytes of rows that are read at a time if all rows stay in memory: lists of rows stay short.
+_AT_ONCE = 512 << 20
 
 
 class Claim(NamedTuple):
@@ -129,6 +134,8 @@ class RowWindow(Tier):
         # By row: its slot, and the last batch that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
         self._held = np.full(count, -1, np.int64)
+        self._keeps_all, self._num_held = count == num_rows, 0
+        self._whole: TableTier | None = None
         self._number, self._num_in_window, self._first_batch, self._batch = -1, 0, 0, -1
         # Rows of the window, and those of them that are still to be read.
         self._wanted: list[np.ndarray] = []
@@ -188,6 +195,11 @@ class RowWindow(Tier):
         return self._batch
 
     @property
+    def is_whole(self) -> bool:
+        """True once memory holds all rows: batches then need not claim any."""
+        return self._whole is not None
+
+    @property
     def is_broken(self) -> bool:
         """True after a read of the disk that did not end: its memory may still be written."""
         return self._reader.is_broken
@@ -211,6 +223,8 @@ class RowWindow(Tier):
             number: Number of the window, ascending.
             ids: int64 `[n]` in any order; ids out of range are left to the read of the batch.
         """
+        if self.is_whole:
+            return Claim(ids, ids[:0])
         ids = ids[(ids >= 0) & (ids < self.shape[0])]
         is_fresh = slice(None) if number != self._number else self._claims[ids] < self._first_batch
         return Claim(ids, np.unique(ids[is_fresh]))
@@ -230,6 +244,10 @@ class RowWindow(Tier):
         if number != self._number:
             self._number, self._num_in_window, self._first_batch = number, 0, batch
             self._wanted, self._missing = [], None
+        if self.is_whole:
+            self._batch = batch
+            self.note_asked(len(claim.ids))
+            return
         fresh = claim.fresh[: self.most_rows - self._num_in_window]
         is_whole = len(fresh) == len(claim.fresh)
         self._batch = batch
@@ -251,7 +269,10 @@ class RowWindow(Tier):
         Raises:
             FileError: see `RangeReader.read`.
         """
-        if number != self._number:
+        if number != self._number or self.is_whole:
+            return True
+        if self._keeps_all:
+            self._read_kept()
             return True
         if self._missing is None:
             self._missing = self._begin_reads()
@@ -271,12 +292,42 @@ class RowWindow(Tier):
         if is_read is None:
             return True
         self._held[slots] = part
-        # Others came along in their pages.
-        is_claimed = self._claims[part] >= self._first_batch
-        self._num_read += int(np.count_nonzero(is_claimed & is_read))
-        self._num_copied += int(np.count_nonzero(is_claimed & ~is_read))
+        self._count_read(part, is_read)
         self._missing = self._missing[count:]
         return len(self._missing) == 0
+
+    def _read_kept(self) -> None:
+        """Read the rows of a window that are not in memory; each row has a slot of its number."""
+        missing = self._find_wanted()
+        room = self.shape[0] - self._num_held - len(missing)
+        missing = self._add_passed(missing, room)
+        if 2 * (self._num_held + len(missing)) >= self.shape[0]:
+            # In order they take about as long as those of the next windows.
+            missing = np.flatnonzero(self._slots < 0)
+        step = max(1, _AT_ONCE // self._row_bytes)
+        for first in range(0, len(missing), step):
+            part = missing[first : first + step]
+            is_read = self._fill(part, part)
+            if is_read is None:
+                return
+            self._held[part] = part
+            self._num_held += len(part)
+            self._count_read(part, is_read)
+        if self._num_held == self.shape[0]:
+            table = self._rows if self._on_gpu is None else self._on_gpu
+            if table.device == self.device:
+                self._whole = TableTier(table, self.placement, max_blocks=self._max_blocks)
+
+    def _count_read(self, rows: np.ndarray, is_read: np.ndarray) -> None:
+        """Count rows that came from the file, or from other processes, without those that came along in their pages."""
+        is_claimed = self._claims[rows] >= self._first_batch
+        self._num_read += int(np.count_nonzero(is_claimed & is_read))
+        self._num_copied += int(np.count_nonzero(is_claimed & ~is_read))
+
+    def note_asked(self, count: int) -> None:
+        """Count rows that a batch asks for while all rows are in memory; the batch is a window of its own then."""
+        self.num_asked += count
+        self._num_claimed += count
 
     def _give_up(self, rows: np.ndarray) -> None:
         """Take rows out of the window, before others take their slots."""
@@ -296,10 +347,7 @@ class RowWindow(Tier):
 
     def _begin_reads(self) -> np.ndarray:
         """Return the rows of the window that are not in memory, ascending, and list the slots that they may take."""
-        wanted = np.concatenate(self._wanted)
-        self._wanted = []
-        wanted.sort()
-        missing = wanted[self._slots[wanted] < 0]
+        missing = self._find_wanted()
         is_empty = self._held < 0
         empty, used = np.flatnonzero(is_empty).astype(np.int32), np.flatnonzero(~is_empty).astype(np.int32)
         claims = self._claims[self._held[used]]
@@ -312,6 +360,13 @@ class RowWindow(Tier):
         self._given = (np.concatenate([empty, used[order]]),
                        np.concatenate([np.full(len(empty), -1, np.int32), claims[order]]))  # fmt: skip
         return self._add_passed(missing, len(empty) - len(missing))
+
+    def _find_wanted(self) -> np.ndarray:
+        """Return the rows that the window has claimed and that are not in memory, ascending."""
+        wanted = np.concatenate(self._wanted) if self._wanted else np.empty(0, np.int64)
+        self._wanted = []
+        wanted.sort()
+        return wanted[self._slots[wanted] < 0]
 
     def _add_passed(self, rows: np.ndarray, room: int) -> np.ndarray:
         """Return the same rows with others in the pages that are read for them, as many as have empty slots."""
@@ -338,6 +393,12 @@ class RowWindow(Tier):
 
     def _read_to(self, ids: Tensor, out: Tensor, positions: Tensor | None = None) -> None:
         self.file.check()
+        if self._whole is not None:
+            if positions is None:
+                self._whole.read(ids, out)
+            else:
+                self._whole.place(ids, out, positions)
+            return
         on_host = check_ids("ids", ids.cpu(), self.shape[0]).long()
         numbers = on_host.numpy()
         # A row that only earlier batches claimed may be overwritten now.
