@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 # Share of the free host memory for planned batches, the share of it, or of free GPU memory, for their samples, and the
 # windows of an epoch at least: only the first one is waited for.
 _AHEAD_SHARE, _SAMPLES_SHARE, _PARTS = 0.25, 0.125, 4
-# A table of this part of the memory is small.
-_SMALL = 64
+# A table of this part of the memory is small, and of so many bytes at most.
+_SMALL, _SMALL_BYTES = 64, 32 << 20
 # Batches that read neighbor lists in a file together, at most.
 _MOST_TOGETHER = 32
 
@@ -309,7 +309,7 @@ class GeneralLoader(EpochLoader):
         # Processes of a host share rows in its memory.
         room = 0 if self._count_local() > 1 else find_device_room(self.device)
         # Small tables are held whole, as memory for all of them is next to nothing.
-        small = [size for size in sizes if size <= budget // _SMALL]
+        small = [size for size in sizes if size <= min(budget // _SMALL, _SMALL_BYTES)]
         large, budget = max(1, sum(sizes) - sum(small)), budget - sum(small)
         parts = [(size, 0) if size in small else (budget * size // large, room * size // large) for size in sizes]
         return [(RowWindow.fit_rows(rows.tier, memory), RowWindow.fit_device_rows(rows.tier, memory, on_device))

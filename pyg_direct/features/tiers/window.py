@@ -383,6 +383,11 @@ class RowWindow(Tier):
         is_new[np.isin(passed, rows, assume_unique=True)] = False
         return np.sort(np.concatenate([rows, passed[is_new][:room]]))
 
+    def raise_earlier_error(self) -> None:
+        """Raise the error of an earlier read of a whole table on a GPU."""
+        if self._whole is not None:
+            self._whole.raise_earlier_error()
+
     def _read(self, ids: Tensor, out: Tensor) -> None:
         self._read_to(ids, out)
 
