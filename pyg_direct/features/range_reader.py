@@ -29,7 +29,7 @@ from pyg_direct.runtime.host.threads import Pool
 _GAP_PAGES = 2
 _REQUEST_PAGES = 256
 # Requests in flight: many of few pages, or few of many pages, which would disturb each other.
-MOST_IN_FLIGHT, _FEW, _FEW_PAGES = 32, 8, 16
+MOST_IN_FLIGHT, FEW_IN_FLIGHT, _FEW_PAGES = 32, 8, 16
 # Requests of a task of a thread, at most; a read that is left early ends with its tasks.
 _MOST_OF_TASK = 64
 # Rows that are looked up in the page cache before a read.
@@ -53,6 +53,8 @@ def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PA
     """
     if len(rows) == 0:
         return np.zeros(1, np.int64)
+    if int(rows[-1] - rows[0]) == len(rows) - 1:
+        return _split_range(int(rows[0]), len(rows), offset, row_bytes, unit)
     begins = (offset + rows * row_bytes) // unit
     ends = -(-(offset + (rows + 1) * row_bytes) // unit)
     gap = _GAP_PAGES * PAGE // unit
@@ -64,6 +66,16 @@ def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PA
     pieces = (begins - starts) // (_REQUEST_PAGES * PAGE // unit)
     is_first[1:] |= pieces[1:] != pieces[:-1]
     return np.append(np.flatnonzero(is_first), len(rows)).astype(np.int64)
+
+
+def _split_range(first: int, count: int, offset: int, row_bytes: int, unit: int) -> np.ndarray:
+    """Return the bounds of requests for consecutive rows, without lists of all of them."""
+    begin, length = (offset + first * row_bytes) // unit, _REQUEST_PAGES * PAGE // unit
+    num_pieces = ((offset + (first + count - 1) * row_bytes) // unit - begin) // length
+    # The first row that begins in each piece; large rows pass over some pieces.
+    starts = (begin + np.arange(1, num_pieces + 1, dtype=np.int64) * length) * unit
+    bounds = -(-(starts - offset) // max(1, row_bytes)) - first
+    return np.unique(np.concatenate([[0], bounds, [count]])).astype(np.int64)
 
 
 def find_whole_rows(rows: np.ndarray, layout: Layout, row_bytes: int, rates: DiskRates | None = None
@@ -181,9 +193,6 @@ class RangeReader:
         is_broken: True after a read that did not end; its threads may still write.
     """
 
-    # Rows of a task, at most; None for any number.
-    _most_rows: int | None = None
-
     def __init__(self, file: RowFile, *, keeps_all: bool = False, is_shared: bool = False) -> None:
         self.file = file
         self.num_requests = self.num_pages = self.num_again = 0
@@ -235,12 +244,12 @@ class RangeReader:
         begin = time.perf_counter()
         try:
             pages = (rows[-1] - rows[0]) * self._row_bytes // PAGE // count
-            most = MOST_IN_FLIGHT if min(pages, len(rows) * self._row_bytes // PAGE // count) < _FEW_PAGES else _FEW
+            most = MOST_IN_FLIGHT if min(pages, len(rows) * self._row_bytes // PAGE // count) < _FEW_PAGES else FEW_IN_FLIGHT
             served, waiting = 0, self._divide(bounds, most)[::-1]
             tasks: set[Future[None]] = set()
             last, since = (-1, -1), time.monotonic()
             while (waiting and not self._is_left) or tasks:
-                while waiting and len(tasks) < most and not self._is_left:
+                while waiting and len(tasks) < most and not self._is_left and self._can_start(bounds, *waiting[-1]):
                     first, end = waiting.pop()
                     tasks.add(self._start(handle, rows, slots, bounds[first : end + 1], out))
                 done, tasks = wait(tasks, _LOOK, "FIRST_COMPLETED")
@@ -267,15 +276,23 @@ class RangeReader:
     def _divide(self, bounds: np.ndarray, most: int) -> list[tuple[int, int]]:
         """Divide requests into tasks of threads: the first request of each, and the one after its last."""
         count, parts, first = len(bounds) - 1, [], 0
-        share = max(1, min(_MOST_OF_TASK, -(-count // (2 * most))))
+        share, limit = max(1, min(_MOST_OF_TASK, -(-count // (2 * most)))), self._limit_rows(most)
         while first < count:
             end = min(first + share, count)
-            if self._most_rows is not None:
-                fits = int(np.searchsorted(bounds, bounds[first] + self._most_rows, "right")) - 1
+            if limit is not None:
+                fits = int(np.searchsorted(bounds, bounds[first] + limit, "right")) - 1
                 end = min(end, max(first + 1, fits))
             parts.append((first, end))
             first = end
         return parts
+
+    def _limit_rows(self, most: int) -> int | None:
+        """Return the rows of a task of several requests, at most, of which `most` are under way; None for any."""
+        return None
+
+    def _can_start(self, bounds: np.ndarray, first: int, end: int) -> bool:
+        """Report whether there is memory for a task."""
+        return True
 
     def _start(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, out: Any) -> Future[None]:
         """Let a thread serve some requests."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.features.range_reader import MOST_IN_FLIGHT, RangeReader
+from pyg_direct.features.range_reader import FEW_IN_FLIGHT, MOST_IN_FLIGHT, RangeReader
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes
 from pyg_direct.runtime.cuda.memory import allocate_or_fall_back
@@ -22,6 +22,9 @@ from pyg_direct.runtime.host.host_memory import parse_size
 
 # Share of the free memory of a GPU that planned rows of files take by default; models need the rest.
 _SHARE = "25%"
+# Bytes of rows of small requests, which many threads have at once; and large requests of a piece, so that the disk has
+# work while Python's GIL is taken.
+_SMALL_BYTES, _LARGE_REQUESTS = 128 << 10, 2
 # Memory that threads of a read that did not end may still write, for as long as the process lives.
 _ABANDONED: list[Any] = []
 
@@ -53,6 +56,42 @@ class _Piece(NamedTuple):
     free: torch.cuda.Event | None
 
 
+class _Pieces:
+    """Pieces of one size, which are allocated when they are first needed.
+
+    Args:
+        num_rows, row_bytes: Rows of a piece, and bytes of a row.
+        most: Pieces, at most.
+        device: The GPU that copies from them, or the CPU.
+    """
+
+    def __init__(self, num_rows: int, row_bytes: int, most: int, device: torch.device) -> None:
+        self.num_rows, self._row_bytes, self._num_left, self._device = num_rows, row_bytes, most, device
+        self._free: deque[_Piece] = deque()
+
+    @property
+    def has_one(self) -> bool:
+        """True if a piece can be taken."""
+        return self._num_left > 0 or len(self._free) > 0
+
+    def take(self) -> _Piece:
+        """Return memory that no task writes and no copy reads."""
+        if self._free:
+            piece = self._free.popleft()
+            if piece.free is not None:
+                piece.free.synchronize()
+            return piece
+        self._num_left -= 1
+        is_on_gpu, size = self._device.type == "cuda", self.num_rows * self._row_bytes
+        block = allocate_or_fall_back(size, "pinned" if is_on_gpu else "cpu", self._device if is_on_gpu else None)
+        rows = block.view_on_cpu(torch.uint8, (self.num_rows, self._row_bytes))
+        return _Piece(rows, torch.cuda.Event() if is_on_gpu else None)
+
+    def give_back(self, piece: _Piece) -> None:
+        """Let others take a piece, once its event has come."""
+        self._free.append(piece)
+
+
 class StagedReader(RangeReader):
     """Reader of rows of a file by large requests, as `RangeReader`, into memory of a GPU or of the host.
 
@@ -68,17 +107,18 @@ class StagedReader(RangeReader):
                  ) -> None:  # fmt: skip
         super().__init__(file, keeps_all=keeps_all, is_shared=is_shared)
         self._device = device
-        # The rows of any request fit a piece.
-        self._most_rows = self._room // max(1, self._row_bytes)
-        self._places = np.arange(self._most_rows)
-        self._pieces: deque[_Piece] = deque()
-        self._num_pieces = 0
-        self._under_way: dict[Future[None], tuple[_Piece, np.ndarray, Tensor]] = {}
+        width = max(1, self._row_bytes)
+        self._small = _Pieces(max(1, _SMALL_BYTES // width), self._row_bytes, MOST_IN_FLIGHT, device)
+        # The rows of any request fit a large piece.
+        self._large = _Pieces(_LARGE_REQUESTS * self._room // width, self._row_bytes, FEW_IN_FLIGHT, device)
+        self._places = np.arange(max(self._large.num_rows, self._small.num_rows))
+        self._under_way: dict[Future[None], tuple[_Pieces, _Piece, np.ndarray, Tensor]] = {}
 
     @staticmethod
     def count_staging(row_bytes: int) -> int:
-        """Return the most bytes of page-locked memory that reads of such rows take."""
-        return MOST_IN_FLIGHT * RangeReader.count_room(row_bytes)
+        """Return the bytes of host memory that reads of such rows take: pieces, and what requests pass through."""
+        large = (1 + _LARGE_REQUESTS) * RangeReader.count_room(row_bytes)
+        return FEW_IN_FLIGHT * large + MOST_IN_FLIGHT * max(_SMALL_BYTES, row_bytes)
 
     def read(self, rows: np.ndarray, slots: np.ndarray, out: Tensor) -> bool:
         """Read row `rows[i]` to `out[slots[i]]`, and wait until it is there; returns False if the read was left early.
@@ -100,39 +140,37 @@ class StagedReader(RangeReader):
                 _ABANDONED.append(left)
             else:
                 # Tasks of a read that failed are over.
-                self._pieces.extend(piece for piece, *_ in left)
+                for pieces, piece, *_ in left:
+                    pieces.give_back(piece)
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()
+
+    def _limit_rows(self, most: int) -> int:
+        return self._small.num_rows if most == MOST_IN_FLIGHT else self._large.num_rows
+
+    def _choose_pieces(self, num_rows: int) -> _Pieces:
+        return self._small if num_rows <= self._small.num_rows else self._large
+
+    def _can_start(self, bounds: np.ndarray, first: int, end: int) -> bool:
+        return self._choose_pieces(int(bounds[end] - bounds[first])).has_one
 
     def _start(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, out: Tensor
                ) -> Future[None]:  # fmt: skip
         first, end = int(bounds[0]), int(bounds[-1])
-        piece = self._take_piece()
+        pieces = self._choose_pieces(end - first)
+        piece = pieces.take()
         task = super()._start(handle, rows[first:end], self._places, bounds - first, piece.rows.numpy())
-        self._under_way[task] = piece, slots[first:end], out
+        self._under_way[task] = pieces, piece, slots[first:end], out
         return task
 
     def _end(self, task: Future[None]) -> None:
-        piece, slots, out = self._under_way[task]
+        pieces, piece, slots, out = self._under_way[task]
         super()._end(task)
         self._copy(piece.rows[: len(slots)], slots, out)
         if piece.free is not None:
             piece.free.record(torch.cuda.current_stream(self._device))
         del self._under_way[task]
-        self._pieces.append(piece)
-
-    def _take_piece(self) -> _Piece:
-        """Return memory that no task writes and no copy reads."""
-        if self._num_pieces < MOST_IN_FLIGHT and not self._pieces:
-            self._num_pieces += 1
-            is_on_gpu, size = self._device.type == "cuda", self._places.size * self._row_bytes
-            block = allocate_or_fall_back(size, "pinned" if is_on_gpu else "cpu", self._device if is_on_gpu else None)
-            rows = block.view_on_cpu(torch.uint8, (self._places.size, self._row_bytes))
-            return _Piece(rows, torch.cuda.Event() if is_on_gpu else None)
-        piece = self._pieces.popleft()
-        if piece.free is not None:
-            piece.free.synchronize()
-        return piece
+        pieces.give_back(piece)
 
     def _copy(self, rows: Tensor, slots: np.ndarray, out: Tensor) -> None:
         """Enqueue the copy of rows to their slots."""

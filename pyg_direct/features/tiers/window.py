@@ -41,8 +41,9 @@ from pyg_direct.ops.rows.gather_rows import (
 )
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
 
-# Bytes of the tables for each row of the file, and for each row in memory, with the lists of a window's rows.
-_TABLE_BYTES, _SLOT_BYTES = 8, 40
+# Bytes of the tables for each row of the file, and for each row in memory, with the lists of a window's rows; and of
+# lists for a row if all stay in memory.
+_TABLE_BYTES, _SLOT_BYTES, _KEPT_BYTES = 8, 40, 16
 # Parts of the memory. A window leaves one, so that its last rows need not wait for the last batch before it.
 _PARTS = 16
 # Rows that are looked up in the page cache to learn if a file is in it.
@@ -133,8 +134,9 @@ class RowWindow(Tier):
         self._least_part = max(1, count // _PARTS)
         # By row: its slot, and the last batch that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
-        self._held = np.full(count, -1, np.int64)
         self._keeps_all, self._num_held = count == num_rows, 0
+        # If all rows stay, the slot of a row has its number.
+        self._held = np.full(0 if self._keeps_all else count, -1, np.int64)
         self._whole: TableTier | None = None
         self._number, self._num_in_window, self._first_batch, self._batch = -1, 0, 0, -1
         # Rows of the window, and those of them that are still to be read.
@@ -182,7 +184,9 @@ class RowWindow(Tier):
         row_bytes = source.shape[1:].numel() * source.dtype.itemsize
         whole = source.shape[0] * row_bytes
         left = num_bytes - source.shape[0] * _TABLE_BYTES - whole // PAGE - StagedReader.count_staging(row_bytes)
-        return max(0, min(left // _SLOT_BYTES, device_bytes // row_bytes, source.shape[0])) * row_bytes
+        if whole <= device_bytes and source.shape[0] * _KEPT_BYTES <= left:
+            return whole
+        return max(0, min(left // _SLOT_BYTES, device_bytes // row_bytes)) * row_bytes
 
     @property
     def last_number(self) -> int:
@@ -299,18 +303,18 @@ class RowWindow(Tier):
     def _read_kept(self) -> None:
         """Read the rows of a window that are not in memory; each row has a slot of its number."""
         missing = self._find_wanted()
-        room = self.shape[0] - self._num_held - len(missing)
-        missing = self._add_passed(missing, room)
-        if 2 * (self._num_held + len(missing)) >= self.shape[0]:
-            # In order they take about as long as those of the next windows.
-            missing = np.flatnonzero(self._slots < 0)
+        missing = self._add_passed(missing, self.shape[0] - self._num_held - len(missing))
+        # In order all take about as long as those of the next windows.
+        is_rest = 2 * (self._num_held + len(missing)) >= self.shape[0]
         step = max(1, _AT_ONCE // self._row_bytes)
-        for first in range(0, len(missing), step):
-            part = missing[first : first + step]
+        for first in range(0, self.shape[0], step):
+            if is_rest:
+                part = first + np.flatnonzero(self._slots[first : first + step] < 0)
+            else:
+                part = missing[slice(*np.searchsorted(missing, [first, first + step]))]
             is_read = self._fill(part, part)
             if is_read is None:
                 return
-            self._held[part] = part
             self._num_held += len(part)
             self._count_read(part, is_read)
         if self._num_held == self.shape[0]:
@@ -403,6 +407,7 @@ class RowWindow(Tier):
                 self._whole.read(ids, out)
             else:
                 self._whole.place(ids, out, positions)
+            self._note_stream()
             return
         on_host = check_ids("ids", ids.cpu(), self.shape[0]).long()
         numbers = on_host.numpy()
@@ -428,9 +433,7 @@ class RowWindow(Tier):
             rows = gather_rows(self._rows, chosen).to(self.device)
         else:
             rows = gather_rows(self._on_gpu, chosen.to(self.device), max_blocks=self._max_blocks)
-            if self._is_on_device:
-                # torch's allocator owns it, and may give it away once the window is gone.
-                self._on_gpu.record_stream(torch.cuda.current_stream(self.device))
+            self._note_stream()
             event = torch.cuda.Event()
             event.record()
             self._events.append(event)
@@ -438,6 +441,11 @@ class RowWindow(Tier):
             out.copy_(rows)
         else:
             scatter_rows(out, positions, rows, is_unique=True)
+
+    def _note_stream(self) -> None:
+        """Let torch's allocator keep rows for the kernels of this stream, if the window ends before them."""
+        if self._is_on_device and self._rows.is_cuda:
+            self._rows.record_stream(torch.cuda.current_stream(self.device))
 
     def tell(self, *, measures_disk: bool = True) -> DiskReads:
         """Return the reads so far, beside the rates of the disk, which are measured once.

@@ -41,7 +41,7 @@ def test_memory_for_rows_is_what_their_tables_leave(tmp_path, num_bytes, rows):
 
     window = RowWindow(tier, RowWindow.fit_rows(tier, num_bytes))
 
-    assert len(window._held) == rows
+    assert len(window._rows) == rows
     assert rows in (1, 1000) or window.num_bytes <= num_bytes
 
 
@@ -355,5 +355,6 @@ def test_memory_of_a_device_is_bounded_by_the_tables_that_its_rows_need_on_the_h
     # Host memory without room for what rows pass through gives none.
     assert RowWindow.fit_device_rows(tier, staging, 1 << 30) == 0
     assert RowWindow.fit_device_rows(tier, staging + (1 << 20), 1 << 30) == 1000 * 2048
+    assert RowWindow.fit_device_rows(tier, staging + 8 * 1000 + 500 + 16 * 1000, 1 << 30) == 1000 * 2048
     assert RowWindow.fit_device_rows(tier, staging + (1 << 20), 9 * 2048 + 1) == 9 * 2048
     assert RowWindow.fit_device_rows(tier, staging + 8 * 1000 + 500 + 40 * 100, 1 << 30) == 100 * 2048
