@@ -243,8 +243,9 @@ class RangeReader:
         handle = self.file.open_handle(is_direct=self._is_direct and not is_cached)
         begin = time.perf_counter()
         try:
-            pages = (rows[-1] - rows[0]) * self._row_bytes // PAGE // count
-            most = MOST_IN_FLIGHT if min(pages, len(rows) * self._row_bytes // PAGE // count) < _FEW_PAGES else FEW_IN_FLIGHT
+            # Of a request on average: pages of the file, and pages of its rows.
+            pages = min(int(rows[-1] - rows[0]), len(rows)) * self._row_bytes // PAGE // count
+            most = MOST_IN_FLIGHT if pages < _FEW_PAGES else FEW_IN_FLIGHT
             served, waiting = 0, self._divide(bounds, most)[::-1]
             tasks: set[Future[None]] = set()
             last, since = (-1, -1), time.monotonic()

@@ -116,5 +116,5 @@ def test_memory_of_a_gpu_is_a_share_of_what_is_free_or_what_the_user_names(monke
         monkeypatch.setenv("PYG_DIRECT_AHEAD_GPU", given)
         assert find_device_room(gpu) == expected
     monkeypatch.setenv("PYG_DIRECT_AHEAD_GPU", "much")
-    with pytest.raises(ArgumentError, match="PYG_DIRECT_AHEAD_GPU must look like .* got 'much'"):
+    with pytest.raises(ArgumentError, match=r"PYG_DIRECT_AHEAD_GPU must look like .* got 'much'"):
         find_device_room(gpu)

@@ -170,8 +170,11 @@ def test_rows_that_fit_the_device_are_read_once_in_order(path, tmp_path, device,
 
 def test_layers_that_fit_the_device_are_not_written(path, tmp_path, device, room, monkeypatch):
     written, save = [], inference.save_pieces
-    monkeypatch.setattr(inference, "save_pieces", lambda file, *args, **options: (written.append(file.name),
-                                                                                  save(file, *args, **options)))
+    monkeypatch.setattr(
+        inference,
+        "save_pieces",
+        lambda file, *args, **options: (written.append(file.name), save(file, *args, **options)),
+    )
     in_files(make_model(device), device, path, tmp_path / "out.npy")
 
     assert written == ["layer0.npy"]
