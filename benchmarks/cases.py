@@ -279,6 +279,11 @@ def file_reads(scale: float) -> Iterator[Row]:
     yield from _measure_files(scale, "reads")
 
 
+def file_lists(scale: float) -> Iterator[Row]:
+    """Measure samples of neighbor lists in a file, and the host memory that rows of a file take."""
+    yield from _measure_files(scale, "lists")
+
+
 def file_epochs(scale: float) -> Iterator[Row]:
     """Measure epochs over rows in files that are 8 times as large as the memory left to them."""
     yield from _measure_files(scale, "epochs")
@@ -485,6 +490,7 @@ LONG_CASES: dict[str, Case] = {
     "rgat_accuracy": rgat_accuracy,
     "igbh_files": igbh_files,
     "file_reads": file_reads,
+    "file_lists": file_lists,
     "file_epochs": file_epochs,
     "file_inference": file_inference,
     "link_share": link_share,

@@ -112,11 +112,12 @@ def open_loader(rows: Any, graph: Any, seeds: Seeds, ahead: int | str | None) ->
 
 def measure_larger_than_memory(data: Data, train_idx: Tensor, num_classes: int, name: str, batch_size: int,
                                num_rows_held: int, folder: str | None = None, *,
-                               parts: Collection[str] = ("reads", "epochs", "inference")) -> Iterator[Row]:  # fmt: skip
+                               parts: Collection[str] = ("reads", "lists", "epochs", "inference")
+                               ) -> Iterator[Row]:  # fmt: skip
     """Measure pages that are read for planned batches, epochs, inference and lists, and the memory that is held.
 
     Args:
-        parts: What is measured: "reads" of windows, with lists and memory, "epochs" or "inference".
+        parts: What is measured: "reads" of windows, neighbor "lists" with the memory of rows, "epochs" or "inference".
         num_rows_held: Rows of the table whose host memory is measured: so many that compiled loops and threads hardly
             count.
     """
@@ -128,6 +129,7 @@ def measure_larger_than_memory(data: Data, train_idx: Tensor, num_classes: int, 
         yield from _measure_disk(files, case)
         if "reads" in parts:
             yield from _measure_pages(files, graph, seeds, case)
+        if "lists" in parts:
             yield from _measure_lists(files, graph, seeds, case)
             yield measure_host_memory(num_rows_held, case, place)
         # A CPU trains on some of the nodes, which take as long as all of the other measurements.
