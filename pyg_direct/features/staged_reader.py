@@ -30,11 +30,10 @@ _ABANDONED: list[Any] = []
 
 
 def find_device_room(device: torch.device, share: str = _SHARE) -> int:
-    """Return the bytes of a GPU that rows of files may take: `PYG_DIRECT_AHEAD_GPU`, or a share of the free memory that
-    is not left to a model; 0 for a CPU.
+    """Return the bytes of a GPU that rows of files may take: `PYG_DIRECT_AHEAD_GPU`, or a share; 0 for a CPU.
 
     Args:
-        share: Share of the memory that graph data may take, if the variable is not set.
+        share: Share of the free memory that is not left to a model, if the variable is not set.
 
     Raises:
         ArgumentError: the variable is set to something else than bytes or a share.

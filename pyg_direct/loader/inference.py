@@ -167,6 +167,7 @@ def infer(model: torch.nn.Module, data: Data | tuple[FeatureStore, Data] | Neigh
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
+        DeviceError: `device` is a GPU that this machine lacks.
         FileError: a file changed or cannot be read; `out` cannot be written, the disk is full, or another run writes
             `out`.
         MemoryLimitError: a layer that needs all nodes at once does not fit.

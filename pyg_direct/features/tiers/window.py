@@ -6,7 +6,7 @@ rows. So nearly all of the memory holds one window. Rows that a later batch clai
 rule (IBM Systems Journal 5(2), 1966) for all batches that are known; among the others the rows claimed last stay.
 
 If the memory holds all rows, none is given up. Once batches have asked for half of them, the others are read too, in
-order: kernels then read the table as one in memory, and batches need no plan.
+order. Kernels then read the table as one in memory, and batches need no plan.
 """
 
 from __future__ import annotations
