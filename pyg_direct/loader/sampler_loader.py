@@ -292,7 +292,11 @@ class GeneralLoader(EpochLoader):
             if window is None or not window.lock.acquire(blocking=False):
                 # Another iterator of this loader is at work in the known window.
                 tier: Any = rows.tier
-                window = RowWindow(tier, memory, device_bytes=on_device, is_shared=self._count_local() > 1)
+                try:
+                    window = RowWindow(tier, memory, device_bytes=on_device, is_shared=self._count_local() > 1)
+                except torch.OutOfMemoryError:
+                    # Free memory of the GPU lies in pieces.
+                    window = RowWindow(tier, memory)
                 window.lock.acquire()
             windows.append(window)
         self._row_windows = list(zip(stored, windows, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from concurrent.futures import Future
@@ -65,6 +66,13 @@ class WholeTable:
         file = file_of(x.stored.tier)
         if file is None or not fits_device(file.layout.num_bytes, device) or x.shape[0] != file.layout.shape[0]:
             return None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            # Free memory of the GPU may lie in pieces.
+            return cls._open_file(x, file, device)
+        return None
+
+    @classmethod
+    def _open_file(cls, x: Feature, file: RowFile, device: torch.device) -> WholeTable | None:
         in_order = np.arange(x.shape[0])
         places = x.find_missing(torch.from_numpy(in_order)).numpy()
         if np.array_equal(places, in_order):

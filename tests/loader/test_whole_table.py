@@ -57,6 +57,15 @@ def test_rows_elsewhere_and_rows_without_room_are_left_alone(path, tmp_path, dev
     assert [fits_device(size, device) for size in (0, 1, 1 << 20, (1 << 20) + 1)] == [False, True, True, False]
 
 
+def test_memory_that_lies_in_pieces_is_no_room(path, device, monkeypatch):
+    def refuse(*args):
+        raise torch.OutOfMemoryError("no piece is large enough")
+
+    monkeypatch.setattr(whole_table.WholeTable, "__init__", refuse)
+
+    assert WholeTable.open(Feature(device=device).from_file(path), device) is None
+
+
 def test_a_table_is_usable_after_inference_mode(path, device):
     with torch.inference_mode():
         table = open_table(Feature(device=device).from_file(path), device)

@@ -104,6 +104,24 @@ def test_batches_are_equal_with_planned_rows_in_memory_of_the_device(path, devic
     assert reads.num_rows < reads.num_asked
 
 
+def test_planned_rows_lie_in_host_memory_if_the_device_has_no_piece_for_them(path, device, monkeypatch):
+    monkeypatch.setattr(staged_reader, "find_device_room", lambda *args: X.nbytes)
+    monkeypatch.setattr(sampler_loader, "_SMALL_BYTES", 0)
+    init = RowWindow.__init__
+
+    def refuse(window, *args, device_bytes=0, **options):
+        if device_bytes > 0:
+            raise torch.OutOfMemoryError("no piece is large enough")
+        init(window, *args, **options)
+
+    monkeypatch.setattr(RowWindow, "__init__", refuse)
+    loader = open_loader(path, device, "60M")
+
+    assert look(loader) == look(open_loader(path, device, 0))
+    ((_, window),) = loader._row_windows
+    assert not isinstance(window._reader, staged_reader.StagedReader)
+
+
 def test_small_tables_are_held_whole_whatever_the_large_ones_leave(path, tmp_path, device):
     large = torch.zeros(40 * NODES, 128)
     stored = [Feature(device=device).from_file(file).stored for file in (path, save_rows(tmp_path / "l.npy", large))]
