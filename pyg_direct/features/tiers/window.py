@@ -376,8 +376,9 @@ class RowWindow(Tier):
         """Return the same rows with others in the pages that are read for them, as many as have empty slots."""
         if room <= 0 or len(rows) == 0:
             return rows
-        # As the read will choose its requests: rows between them are read along, and would be read again later.
-        first, end = find_whole_rows(rows, self.file.layout, self._row_bytes, find_rates(self.file))
+        # Where all rows stay, as the read will choose its requests: what is read along would be read again later.
+        rates = find_rates(self.file) if self._keeps_all else None
+        first, end = find_whole_rows(rows, self.file.layout, self._row_bytes, rates)
         # The first requests fill the room, so that lists of rows stay as short as a window.
         needed = int(np.searchsorted(np.cumsum(end - first), room + len(rows))) + 1
         first, end = first[:needed], end[:needed]
