@@ -207,7 +207,7 @@ def igbh_files(scale: float) -> Iterator[Row]:
     """Measure R-GAT over a graph of a 64th of IGBH-Full with rows in files: 17 GB of disk, and of host memory."""
     is_on_gpu = torch.cuda.is_available()
     own = (1 / 64 if is_on_gpu else 1e-4) * scale
-    size, batches = (512, 48) if is_on_gpu else (32, 12)
+    size, batches = (512, 96) if is_on_gpu else (32, 12)
     yield from measure_igbh_files(own, f"igbh / {1 / own:g}", batch_size=size, batches=batches)
 
 
@@ -260,7 +260,7 @@ def power(scale: float) -> Iterator[Row]:
 
 
 def disk(scale: float) -> Iterator[Row]:
-    """Measure rows and neighbor lists in files, some of them larger than the memory left to them."""
+    """Measure rows in files."""
     is_on_gpu = torch.cuda.is_available()
     yield from measure_disk_rows(int((1_500_000 if is_on_gpu else 300_000) * scale))
     own = (0.2 if is_on_gpu else 0.03) * scale
@@ -272,13 +272,37 @@ def disk(scale: float) -> Iterator[Row]:
     data = graph.to_data()
     yield from measure_disk_training(data, graph.train_idx, graph.num_classes, _name(own),
                                      batches=48 if is_on_gpu else 12)  # fmt: skip
+
+
+def file_reads(scale: float) -> Iterator[Row]:
+    """Measure bytes that windows of batches read of files larger than the memory left to them."""
+    yield from _measure_files(scale, "reads")
+
+
+def file_lists(scale: float) -> Iterator[Row]:
+    """Measure samples of neighbor lists in a file, and the host memory that rows of a file take."""
+    yield from _measure_files(scale, "lists")
+
+
+def file_epochs(scale: float) -> Iterator[Row]:
+    """Measure epochs over rows in files that are 8 times as large as the memory left to them."""
+    yield from _measure_files(scale, "epochs")
+
+
+def file_inference(scale: float) -> Iterator[Row]:
+    """Measure layer-wise inference over rows in files that are 4 times as large as the memory left to them."""
+    yield from _measure_files(scale, "inference")
+
+
+def _measure_files(scale: float, part: str) -> Iterator[Row]:
+    is_on_gpu = torch.cuda.is_available()
     own = (0.5 if is_on_gpu else 0.02) * scale
     graph = synthetic_graph("products", scale=own, device=resolve_device(None)).to("cpu")
     data = graph.to_data()
     # Rows of 512 bytes.
     data.x = torch.randn(graph.num_nodes, 128, generator=torch.Generator().manual_seed(0))
     yield from measure_larger_than_memory(data, graph.train_idx, graph.num_classes, _name(own),
-                                          1024 if is_on_gpu else 64, int(1_200_000 * scale))  # fmt: skip
+                                          1024 if is_on_gpu else 64, int(1_200_000 * scale), parts=[part])  # fmt: skip
 
 
 def hotness(scale: float) -> Iterator[Row]:
@@ -465,6 +489,10 @@ LONG_CASES: dict[str, Case] = {
     "rgat_host": rgat_host,
     "rgat_accuracy": rgat_accuracy,
     "igbh_files": igbh_files,
+    "file_reads": file_reads,
+    "file_lists": file_lists,
+    "file_epochs": file_epochs,
+    "file_inference": file_inference,
     "link_share": link_share,
     "whole_graphs": whole_graphs,
     "unedited": unedited,

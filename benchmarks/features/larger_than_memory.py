@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -110,10 +111,13 @@ def open_loader(rows: Any, graph: Any, seeds: Seeds, ahead: int | str | None) ->
 
 
 def measure_larger_than_memory(data: Data, train_idx: Tensor, num_classes: int, name: str, batch_size: int,
-                               num_rows_held: int, folder: str | None = None) -> Iterator[Row]:  # fmt: skip
+                               num_rows_held: int, folder: str | None = None, *,
+                               parts: Collection[str] = ("reads", "lists", "epochs", "inference")
+                               ) -> Iterator[Row]:  # fmt: skip
     """Measure pages that are read for planned batches, epochs, inference and lists, and the memory that is held.
 
     Args:
+        parts: What is measured: "reads" of windows, neighbor "lists" with the memory of rows, "epochs" or "inference".
         num_rows_held: Rows of the table whose host memory is measured: so many that compiled loops and threads hardly
             count.
     """
@@ -123,13 +127,17 @@ def measure_larger_than_memory(data: Data, train_idx: Tensor, num_classes: int, 
         files = write_files(data, *seeds, place)
         graph = Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
         yield from _measure_disk(files, case)
-        yield from _measure_pages(files, graph, seeds, case)
+        if "reads" in parts:
+            yield from _measure_pages(files, graph, seeds, case)
+        if "lists" in parts:
+            yield from _measure_lists(files, graph, seeds, case)
+            yield measure_host_memory(num_rows_held, case, place)
         # A CPU trains on some of the nodes, which take as long as all of the other measurements.
         some = seeds if torch.cuda.is_available() else Seeds(train_idx[: _FEW_BATCHES * seeds.batch_size], seeds[1])
-        yield from _measure_epochs(files, data, graph, some, num_classes, case)
-        yield from _measure_inference(files, data, graph, num_classes, case)
-        yield from _measure_lists(files, graph, seeds, case)
-        yield measure_host_memory(num_rows_held, case, place)
+        if "epochs" in parts:
+            yield from _measure_epochs(files, data, graph, some, num_classes, case)
+        if "inference" in parts:
+            yield from _measure_inference(files, data, graph, num_classes, case)
         yield Row.of(case, "pages that stayed in the page cache, at most", "%", [100 * files.most_kept])
 
 
@@ -149,39 +157,69 @@ def leave_memory(num_bytes: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def leave_no_device_memory() -> Iterator[None]:
+    """Let rows of files have no memory of a GPU: host memory alone holds them."""
+    with patch.dict(os.environ, {"PYG_DIRECT_AHEAD_GPU": "0"}):
+        yield
+
+
+def _find_rooms() -> dict[str, Callable[[], AbstractContextManager[None]]]:
+    """Return the memory that rows of files may have beside that of the host, by words for rows."""
+    if not torch.cuda.is_available():
+        return {"": nullcontext}
+    return {"": nullcontext, ", none in GPU memory": leave_no_device_memory}
+
+
+def _show_pass(files: Files, rate: float) -> str:
+    """Tell the time in which the disk gives the whole table in order."""
+    num_bytes = RowFile(files.plain).layout.num_bytes
+    return f"one pass over the file takes {num_bytes / rate:.3f} s at {rate / 1e9:.3f} GB/s"
+
+
 def _size_of(path: Path, share: float) -> str:
     return f"{int(share * RowFile(path).layout.num_bytes)}B"
 
 
 def _measure_pages(files: Files, graph: Data, seeds: Seeds, case: str) -> Iterator[Row]:
     """Measure the bytes that are read over the bytes of the rows of each window, in one epoch."""
-    ways = [(order, share) for order in ("plain", "packed") for share in _SHARES]
-    # With memory for all rows, no order reads fewer pages.
-    for order, share in ways + [(_BY_READS, share) for share in _SHARES if share < 1]:
-        path = files.plain if order == "plain" else files.packed
-        if order == _BY_READS:
-            path, *seconds_before = _pack_for_epoch(files, graph, seeds, share)
-            for what, took in zip(("order", "packing"), seconds_before, strict=True):
-                yield Row.of(case, f"{what} of rows by the reads of an epoch, memory for {share:.1%}", "s", [took])
-        # It replaces the one before, whose map would keep its pages.
-        loader = open_loader(Feature().from_file(path), graph, seeds, _size_of(path, share))
-        files.forget()
-        begin = time.perf_counter()
-        with leave_memory(int(share * RowFile(path).layout.num_bytes)):
-            for _ in loader:
-                pass
-        wait_for_gpu()
-        seconds = time.perf_counter() - begin
-        (reads,) = loader.tell().disk
-        assert reads.disk_rate is not None
-        needed = reads.num_rows * reads.row_bytes / reads.disk_rate
-        yield Row.of(case, f"bytes read over bytes of rows, {order}, memory for {share:.1%}", "times",
-                     [reads.read_ratio], 1.0, "each row of a window alone",
-                     f"{reads.num_pages} pages, {reads.num_again} of them again, at {reads.rate / 1e9:.3f} GB/s "
-                     f"beside {reads.disk_rate / 1e9:.3f} in order")  # fmt: skip
-        yield Row.of(case, f"epoch without training, {order}, memory for {share:.1%}", "s", [seconds], needed,
-                     "the disk gives the bytes of the rows in order",
-                     f"{reads.num_rows} rows read for {reads.num_asked}")  # fmt: skip
+    for room, leaves in _find_rooms().items():
+        # With memory of a GPU, windows hold the same rows for any share of the host.
+        shares = _SHARES if room or len(_find_rooms()) == 1 else _SHARES[-1:]
+        ways = [(order, share) for order in ("plain", "packed") for share in shares]
+        with leaves():
+            # With memory for all rows, no order reads fewer pages.
+            for order, share in ways + [(_BY_READS, share) for share in shares if share < 1]:
+                yield from _measure_way(files, graph, seeds, case, order, share, room)
+
+
+def _measure_way(files: Files, graph: Data, seeds: Seeds, case: str, order: str, share: float, room: str
+                 ) -> Iterator[Row]:  # fmt: skip
+    """Measure the bytes that are read in an epoch over a file in some order."""
+    path = files.plain if order == "plain" else files.packed
+    if order == _BY_READS:
+        path, *seconds_before = _pack_for_epoch(files, graph, seeds, share)
+        for what, took in zip(("order", "packing"), seconds_before, strict=True):
+            yield Row.of(case, f"{what} of rows by the reads of an epoch, memory for {share:.1%}{room}", "s", [took])
+    # It replaces the one before, whose map would keep its pages.
+    loader = open_loader(Feature().from_file(path), graph, seeds, _size_of(path, share))
+    files.forget()
+    begin = time.perf_counter()
+    with leave_memory(int(share * RowFile(path).layout.num_bytes)):
+        for _ in loader:
+            pass
+    wait_for_gpu()
+    seconds = time.perf_counter() - begin
+    (reads,) = loader.tell().disk
+    assert reads.disk_rate is not None
+    needed = reads.num_rows * reads.row_bytes / reads.disk_rate
+    yield Row.of(case, f"bytes read over bytes of rows, {order}, memory for {share:.1%}{room}", "times",
+                 [reads.read_ratio], 1.0, "each row of a window alone",
+                 f"{reads.num_pages} pages, {reads.num_again} of them again, at {reads.rate / 1e9:.3f} GB/s "
+                 f"beside {reads.disk_rate / 1e9:.3f} in order")  # fmt: skip
+    yield Row.of(case, f"epoch without training, {order}, memory for {share:.1%}{room}", "s", [seconds], needed,
+                 "the disk gives the bytes of the rows in order",
+                 f"{reads.num_rows} rows read for {reads.num_asked}")  # fmt: skip
 
 
 def _pack_for_epoch(files: Files, graph: Data, seeds: Seeds, share: float) -> tuple[Path, float, float]:
@@ -236,16 +274,26 @@ def _measure_epochs(files: Files, data: Data, graph: Data, seeds: Seeds, num_cla
     in_memory = Feature().from_cpu_tensor(data.x.clone())
     run(open_epoch("memory"))
     paths = {"plain": files.plain, "packed": files.packed, _BY_READS: _pack_for_epoch(files, graph, seeds, _LEFT)[0]}
-    seconds: dict[str, list[float]] = {"memory": [], **{kind: [] for kind in paths}}
-    for _ in range(_REPEATS):
-        for kind, times in seconds.items():
-            loader = open_epoch(kind)
-            times.append(_time(lambda loader=loader: run(loader), files))  # type: ignore[misc]
-    limit = median(seconds["memory"])
-    yield Row.of(case, "epoch, rows in host memory", "s", seconds["memory"])
-    for kind in paths:
-        yield Row.of(case, f"epoch, {kind} rows in a file 8 times as large as the memory for them", "s",
-                     seconds[kind], limit, "rows in host memory")  # fmt: skip
+    rate = measure_disk(RowFile(files.plain)).in_order
+    seconds: dict[tuple[str, str], list[float]] = {("memory", ""): []}
+    notes: dict[tuple[str, str], str] = {}
+    for turn in range(_REPEATS):
+        for room, leaves in _find_rooms().items():
+            # Epochs that wait for the disk alone are long, and measured once.
+            for kind in () if room and turn > 0 else ("memory", *paths) if not room else tuple(paths):
+                with leaves():
+                    loader = open_epoch(kind)
+                    took = _time(lambda loader=loader: run(loader), files)  # type: ignore[misc]
+                seconds.setdefault((kind, room), []).append(took)
+                if kind != "memory":
+                    (reads,) = loader.tell().disk
+                    notes[kind, room] = (f"{reads.num_pages * reads.page_bytes / 1e9:.3f} GB read at "
+                                         f"{reads.rate / 1e9:.3f} GB/s; {_show_pass(files, rate)}")  # fmt: skip
+    in_host = seconds.pop(("memory", ""))
+    yield Row.of(case, "epoch, rows in host memory", "s", in_host)
+    for (kind, room), times in seconds.items():
+        yield Row.of(case, f"epoch, {kind} rows in a file 8 times as large as the memory for them{room}", "s", times,
+                     median(in_host), "rows in host memory", notes[kind, room])  # fmt: skip
 
 
 def _measure_inference(files: Files, data: Data, graph: Data, num_classes: int, case: str) -> Iterator[Row]:
@@ -260,14 +308,18 @@ def _measure_inference(files: Files, data: Data, graph: Data, num_classes: int, 
                                                   out=out),
     }  # fmt: skip
     ways["rows in host memory"]()
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(_REPEATS):
-        for way, work in ways.items():
-            seconds[way].append(_time(work, files))
-    limit = median(seconds["rows in host memory"])
-    yield Row.of(case, "infer, rows in host memory", "s", seconds["rows in host memory"])
-    for way in list(ways)[1:]:
-        yield Row.of(case, f"infer, {way}, memory for 25.0%", "s", seconds[way], limit, "rows in host memory")
+    rate = measure_disk(RowFile(files.plain)).in_order
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for turn in range(_REPEATS):
+        for room, leaves in _find_rooms().items():
+            for way in () if room and turn > 0 else tuple(ways)[1:] if room else tuple(ways):
+                with leaves():
+                    seconds.setdefault((way, room), []).append(_time(ways[way], files))
+    in_host = seconds.pop(("rows in host memory", ""))
+    yield Row.of(case, "infer, rows in host memory", "s", in_host)
+    for (way, room), times in seconds.items():
+        yield Row.of(case, f"infer, {way}, memory for 25.0%{room}", "s", times, median(in_host), "rows in host memory",
+                     _show_pass(files, rate))  # fmt: skip
 
 
 def _measure_lists(files: Files, graph: Data, seeds: Seeds, case: str) -> Iterator[Row]:

@@ -29,7 +29,7 @@ from pyg_direct.runtime.host.threads import Pool
 _GAP_PAGES = 2
 _REQUEST_PAGES = 256
 # Requests in flight: many of few pages, or few of many pages, which would disturb each other.
-_MANY, _FEW, _FEW_PAGES = 32, 8, 16
+MOST_IN_FLIGHT, FEW_IN_FLIGHT, _FEW_PAGES = 32, 8, 16
 # Requests of a task of a thread, at most; a read that is left early ends with its tasks.
 _MOST_OF_TASK = 64
 # Rows that are looked up in the page cache before a read.
@@ -53,6 +53,8 @@ def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PA
     """
     if len(rows) == 0:
         return np.zeros(1, np.int64)
+    if int(rows[-1] - rows[0]) == len(rows) - 1:
+        return _split_range(int(rows[0]), len(rows), offset, row_bytes, unit)
     begins = (offset + rows * row_bytes) // unit
     ends = -(-(offset + (rows + 1) * row_bytes) // unit)
     gap = _GAP_PAGES * PAGE // unit
@@ -66,15 +68,26 @@ def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PA
     return np.append(np.flatnonzero(is_first), len(rows)).astype(np.int64)
 
 
-def find_whole_rows(rows: np.ndarray, layout: Layout, row_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+def _split_range(first: int, count: int, offset: int, row_bytes: int, unit: int) -> np.ndarray:
+    """Return the bounds of requests for consecutive rows, without lists of all of them."""
+    begin, length = (offset + first * row_bytes) // unit, _REQUEST_PAGES * PAGE // unit
+    num_pieces = ((offset + (first + count - 1) * row_bytes) // unit - begin) // length
+    # The first row that begins in each piece; large rows pass over some pieces.
+    starts = (begin + np.arange(1, num_pieces + 1, dtype=np.int64) * length) * unit
+    bounds = -(-(starts - offset) // max(1, row_bytes)) - first
+    return np.unique(np.concatenate([[0], bounds, [count]])).astype(np.int64)
+
+
+def find_whole_rows(rows: np.ndarray, layout: Layout, row_bytes: int, rates: DiskRates | None = None
+                    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Return the first row, and the row after the last, that lie whole in the pages of each request for `rows`.
 
     Args:
         rows: As in `split_requests`, at least one.
         layout: Position of the table in its file.
-        row_bytes: Bytes of a row.
+        row_bytes, rates: As in `split_requests`.
     """
-    bounds = split_requests(rows, layout.offset, row_bytes)
+    bounds = split_requests(rows, layout.offset, row_bytes, PAGE, rates)
     begins = (layout.offset + rows[bounds[:-1]] * row_bytes) // PAGE * PAGE
     ends = -(-(layout.offset + (rows[bounds[1:] - 1] + 1) * row_bytes) // PAGE) * PAGE
     first = np.maximum(-(-(begins - layout.offset) // row_bytes), 0)
@@ -99,7 +112,8 @@ class DiskReads(NamedTuple):
         num_requests, num_pages, page_bytes: Requests, the pages that they read, and the bytes of a page. A block of the
             disk counts as a page if reads are as fine.
         num_again: Pages that had been read before.
-        num_claimed: Rows that windows of batches held, each once in a window.
+        num_claimed: Rows that windows of batches held, each once in a window. If all rows of the file are in memory, a
+            batch is a window of its own.
         disk_rate: Bytes per second that the disk gives in order, measured; None if it was not measured.
         random_rate: Pages of 4 KiB per second that it gives at random; likewise.
         unit: Name of what batches ask for: a row, or a neighbor of a list.
@@ -187,21 +201,26 @@ class RangeReader:
         self._row_bytes = file.layout.num_bytes // max(1, file.layout.shape[0])
         size = file.layout.offset + file.layout.num_bytes
         self._seen = np.zeros(-(-size // PAGE) + 1, np.uint8)
-        self._room = (_REQUEST_PAGES + 2) * PAGE + -(-self._row_bytes // PAGE) * PAGE
+        self._room = self.count_room(self._row_bytes)
         self._is_direct = not is_shared and (keeps_all or outgrows_cache(file))
         self.unit = find_block(file) if self._is_direct and not keeps_all else PAGE
-        self._pool = Pool(_MANY, "pyg_direct_file", functools.partial(set_cpu_threads, 1))
+        self._pool = Pool(MOST_IN_FLIGHT, "pyg_direct_file", functools.partial(set_cpu_threads, 1))
         # Memory of whole pages that requests pass through. The last one that was given back is taken first, so that
         # few are touched whole.
         self._staging: list[np.ndarray] = []
         self._running: list[np.ndarray] = []
         self._is_left = False
 
+    @staticmethod
+    def count_room(row_bytes: int) -> int:
+        """Return the most bytes of a request for rows of so many bytes."""
+        return (_REQUEST_PAGES + 2) * PAGE + -(-row_bytes // PAGE) * PAGE
+
     def leave(self, is_left: bool = True) -> None:
         """Let a read that is under way end early, without its rows; or read again."""
         self._is_left = is_left
 
-    def read(self, rows: np.ndarray, slots: np.ndarray, out: np.ndarray) -> bool:
+    def read(self, rows: np.ndarray, slots: np.ndarray, out: Any) -> bool:
         """Read row `rows[i]` to `out[slots[i]]`; returns False if the read was left early.
 
         Args:
@@ -216,26 +235,28 @@ class RangeReader:
         if len(rows) == 0:
             return True
         is_cached = self.file.is_cached(rows[:: max(1, len(rows) // _LOOKED_UP)].tolist())
+        # Where there are no gaps, no rate is needed.
+        has_gaps = int(rows[-1] - rows[0]) >= len(rows)
         bounds = split_requests(rows, self.file.layout.offset, self._row_bytes, self.unit,
-                                None if is_cached else find_rates(self.file))  # fmt: skip
+                                find_rates(self.file) if has_gaps and not is_cached else None)  # fmt: skip
         count = len(bounds) - 1
         handle = self.file.open_handle(is_direct=self._is_direct and not is_cached)
         begin = time.perf_counter()
         try:
-            pages = (rows[-1] - rows[0]) * self._row_bytes // PAGE // count
-            most = _MANY if min(pages, len(rows) * self._row_bytes // PAGE // count) < _FEW_PAGES else _FEW
-            share = max(1, min(_MOST_OF_TASK, -(-count // (2 * most))))
-            served, waiting = 0, [(place, min(place + share, count)) for place in range(0, count, share)][::-1]
+            # Of a request on average: pages of the file, and pages of its rows.
+            pages = min(int(rows[-1] - rows[0]), len(rows)) * self._row_bytes // PAGE // count
+            most = MOST_IN_FLIGHT if pages < _FEW_PAGES else FEW_IN_FLIGHT
+            served, waiting = 0, self._divide(bounds, most)[::-1]
             tasks: set[Future[None]] = set()
             last, since = (-1, -1), time.monotonic()
             while (waiting and not self._is_left) or tasks:
-                while waiting and len(tasks) < most and not self._is_left:
+                while waiting and len(tasks) < most and not self._is_left and self._can_start(bounds, *waiting[-1]):
                     first, end = waiting.pop()
-                    tasks.add(self._pool.submit(self._read_some, handle, rows, slots, bounds[first : end + 1], out))
+                    tasks.add(self._start(handle, rows, slots, bounds[first : end + 1], out))
                 done, tasks = wait(tasks, _LOOK, "FIRST_COMPLETED")
                 served += len(done)
                 for task in done:
-                    task.result()
+                    self._end(task)
                 now = served, sum(int(progress[1]) for progress in list(self._running))
                 if now != last:
                     last, since = now, time.monotonic()
@@ -252,6 +273,35 @@ class RangeReader:
             self.seconds += time.perf_counter() - begin
         # Threads that were at work may have left rows of their requests unread.
         return not (waiting or self._is_left)
+
+    def _divide(self, bounds: np.ndarray, most: int) -> list[tuple[int, int]]:
+        """Divide requests into tasks of threads: the first request of each, and the one after its last."""
+        count, parts, first = len(bounds) - 1, [], 0
+        share, limit = max(1, min(_MOST_OF_TASK, -(-count // (2 * most)))), self._limit_rows(most)
+        while first < count:
+            end = min(first + share, count)
+            if limit is not None:
+                fits = int(np.searchsorted(bounds, bounds[first] + limit, "right")) - 1
+                end = min(end, max(first + 1, fits))
+            parts.append((first, end))
+            first = end
+        return parts
+
+    def _limit_rows(self, most: int) -> int | None:
+        """Return the rows of a task of several requests, at most, of which `most` are under way; None for any."""
+        return None
+
+    def _can_start(self, bounds: np.ndarray, first: int, end: int) -> bool:
+        """Report whether there is memory for a task."""
+        return True
+
+    def _start(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, out: Any) -> Future[None]:
+        """Let a thread serve some requests."""
+        return self._pool.submit(self._read_some, handle, rows, slots, bounds, out)
+
+    def _end(self, task: Future[None]) -> None:
+        """Raise the error of a task that has ended, if there is one."""
+        task.result()
 
     def _check_pace(self, seconds: float) -> None:
         """Refuse to wait longer for a disk that gives nothing."""

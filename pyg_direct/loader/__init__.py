@@ -13,7 +13,7 @@
 - `collate/`, `prefetch/`: the content of a batch, and prefetched batches.
 - `memory_placement.py`, `hot_row_ranking.py`: the memory of rows, and the rows that a loader will read most.
 - `batch_report.py`: times of batches, and the report; `lightning.py`: logged by Lightning.
-- `inference.py`, `receptive_field.py`: layer-wise inference.
+- `inference.py`, `receptive_field.py`, `whole_table.py`: layer-wise inference, and files that a GPU holds whole.
 """
 
 from pyg_direct.features.feature_store import FeatureStore

@@ -1,6 +1,7 @@
 """Layer-wise inference: each layer of a model over all nodes and all their neighbors, then the next.
 
-Rows between layers lie in memory (`_InMemory`), or in files (`_InFiles`) that are written and read piece by piece.
+Rows between layers lie in memory (`_InMemory`), or in files (`_InFiles`) that are written and read piece by piece. Rows
+of a file that fit the GPU are read once, in order (`WholeTable`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from pyg_direct.loader.base_loader import EpochLoader
 from pyg_direct.loader.batch_report import ending
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.loader.receptive_field import Graph, Reach, edges_of, find_reach, gives_each_row
+from pyg_direct.loader.whole_table import WholeTable, fits_device
 from pyg_direct.ops.rows.gather_rows import DEFAULT_BLOCKS, blocks_for_rows, gather_rows
 from pyg_direct.profiling import show_bytes
 from pyg_direct.progress import Bar, show_wait
@@ -139,9 +141,11 @@ def infer(model: torch.nn.Module, data: Data | tuple[FeatureStore, Data] | Neigh
     writes in place. The rows of a batch are then read during the previous batch. So neither rows nor graph must fit the
     GPU, unless a layer is computed for all nodes at once.
 
-    Nor must rows fit host memory. Features may be rows of a file (`Feature.from_file`). With `out`, the rows of each
-    layer are written to a file, batch by batch. The next layer reads it like features in a file: for many batches at
-    once, in the order of the file. Edges stay in memory. The result is the same, bit for bit, for the same batches.
+    Nor must rows fit host memory. Features may be rows of a file (`Feature.from_file`). If they fit half of the GPU
+    memory that is not left to the model (`PYG_DIRECT_AHEAD_GPU`), the file is read once, in order. With `out`, the rows
+    of each layer are written to a file, batch by batch, unless they fit there too. The next layer reads it like
+    features in a file: for many batches at once, in the order of the file. Edges stay in memory. The result is the
+    same, bit for bit, for the same batches.
 
     Args:
         model: A model of PyG's `BasicGNN`, in evaluation mode, on the device of batches.
@@ -163,6 +167,7 @@ def infer(model: torch.nn.Module, data: Data | tuple[FeatureStore, Data] | Neigh
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
+        DeviceError: `device` is a GPU that this machine lacks.
         FileError: a file changed or cannot be read; `out` cannot be written, the disk is full, or another run writes
             `out`.
         MemoryLimitError: a layer that needs all nodes at once does not fit.
@@ -190,23 +195,32 @@ def infer(model: torch.nn.Module, data: Data | tuple[FeatureStore, Data] | Neigh
     graph, x = _split(data, x)
     if ahead is not None and out is None and _file_of(x) is None:
         warn_unused({"ahead": ahead}, "it needs rows in files: x=Feature().from_file(...), or out=")
-    store: Any = None
-    if out is None and not isinstance(x, Feature):
-        loader = inference_loader(graph, batch_size, **options)
-    else:
-        store = FeatureStore(device=device_for(options.get("device"), options.get("neighbor_sampler")))
-        loader = _open_stored(store, graph, batch_size, ahead, options)
     num_nodes, num_layers = int(graph.num_nodes), int(model.num_layers)  # type: ignore[arg-type]
     if not isinstance(x, (Tensor, Feature)) or x.shape[0] != num_nodes:
         raise ArgumentError(f"x must have a row for each of the {num_nodes} nodes, got "
                             f"{tuple(x.shape) if isinstance(x, (Tensor, Feature)) else type(x).__name__}")  # fmt: skip
-    memory = _InMemory(num_nodes, placement, loader.device)
-    kept: Any = memory
+    path = None if out is None else _check_out(out, model, x)
     with contextlib.ExitStack() as stack:
-        if out is not None:
-            files = _InFiles(_check_out(out, model, x), store, num_nodes, num_layers, loader.device)
-            kept = stack.enter_context(files)
-        rows: Any = _StoredRows(x, store) if isinstance(x, Feature) else _Rows.of(x, placement, loader.device)
+        device = resolve_device(device_for(options.get("device"), options.get("neighbor_sampler")))
+        # It is read while the graph is prepared.
+        table = WholeTable.open(x, device)
+        if table is not None:
+            stack.callback(table.close)
+        store: Any = None
+        if out is None and (table is not None or not isinstance(x, Feature)):
+            loader = inference_loader(graph, batch_size, **options)
+        else:
+            store = FeatureStore(device=device)
+            loader = _open_stored(store, graph, batch_size, ahead, options)
+        memory = _InMemory(num_nodes, placement, loader.device)
+        kept: Any = memory
+        if path is not None:
+            kept = stack.enter_context(_InFiles(path, store, num_nodes, num_layers, loader.device))
+        rows: Any
+        if table is not None:
+            rows, table = _WholeRows(table), None
+        else:
+            rows = _StoredRows(x, store) if isinstance(x, Feature) else _Rows.of(x, placement, loader.device)
         bar = stack.enter_context(Bar(num_layers * len(loader), "inference", "batches", is_shown=progress_bar))
         edges = Graph(loader.data if store is None else loader.data[1], loader.device)
         for layer in range(num_layers):
@@ -296,7 +310,12 @@ class _Rows:
     """
 
     def __init__(self, view: Tensor, block: Block | None) -> None:
-        self.view, self._block = view, block
+        self._view, self._block = view, block
+
+    @property
+    def view(self) -> Tensor:
+        """All rows, as the device reads and writes them."""
+        return self._view
 
     @classmethod
     def of(cls, x: Tensor, placement: str, device: torch.device) -> _Rows:
@@ -391,6 +410,18 @@ class _Rows:
         return self._block.view_on_cpu(self.view.dtype, self.view.shape)
 
 
+class _WholeRows(_Rows):
+    """Rows of a file that are on their way to the GPU; the first read waits for all of them."""
+
+    def __init__(self, table: WholeTable) -> None:
+        self._table, self._block = table, None
+
+    @property
+    def view(self) -> Tensor:
+        """All rows, on the device."""
+        return self._table.wait()
+
+
 class _InMemory:
     """Keeper of the rows of layers in memory."""
 
@@ -446,7 +477,7 @@ class _StoredRows:
 
 
 class _InFiles:
-    """Keeper of the rows of layers in files, in a locked folder beside the result.
+    """Keeper of the rows of layers in files, in a locked folder beside the result; in GPU memory, if they fit there.
 
     Args:
         out: File of the result.
@@ -491,10 +522,16 @@ class _InFiles:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def keep(self, pieces: Iterator[Tensor]) -> _StoredRows | None:
+    def keep(self, pieces: Iterator[Tensor]) -> _Rows | _StoredRows | None:
         """Write rows that come piece by piece, in order; returns None for the result."""
         first = next(pieces)
         self._num_left -= 1
+        num_bytes = self._num_nodes * first[0].numel() * first.element_size() if len(first) else 0
+        if self._num_left and fits_device(num_bytes, self._device):
+            made = _InMemory(self._num_nodes, self._device.type, self._device).keep(itertools.chain([first], pieces))
+            self._remove("*layer*")
+            self._path = None
+            return made
         path = self._folder / f"layer{self._num_left}{'.safetensors' if self._num_left else self._out.suffix}"
         rows = torch.empty((self._num_nodes, *first.shape[1:]), dtype=first.dtype, device="meta")
         on_host = (piece.detach().cpu().contiguous() for piece in itertools.chain([first], pieces))
@@ -504,7 +541,7 @@ class _InFiles:
         self._path = path
         return _StoredRows(Feature(device=self._device).from_file(path), self._store) if self._num_left else None
 
-    def keep_whole(self, rows: Tensor) -> _StoredRows | None:
+    def keep_whole(self, rows: Tensor) -> _Rows | _StoredRows | None:
         """Write rows that come at once; returns None for the result."""
         return self.keep(iter([rows]))
 

@@ -181,8 +181,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         ahead: With rows in a file (`Feature.from_file` in a `FeatureStore`): batches that are planned together, or
             memory, such as `"2G"`. The loader samples them ahead and reads each page of the file once for all of them,
-            in order. Two such windows of batches are in host memory, page-locked if a GPU reads them. Rows stay there
-            if a planned batch reads them again, also in the next epoch. Memory ends a window: seven eighths are for
+            in order. Two such windows of batches are in host memory, page-locked if a GPU reads them; in GPU memory, if
+            that holds no fewer rows (`PYG_DIRECT_AHEAD_GPU`). Rows stay there if a planned batch reads them again,
+            also in the next epoch. Memory ends a window: seven eighths are for
             rows and the rest for samples, which a GPU has in its own memory. None takes a quarter of the free host
             memory, unless the system has cached the file when an epoch begins. Processes of a host divide it. 0 reads
             the rows of each batch alone. Batches do not change. It has no effect on samplers of the program, and on

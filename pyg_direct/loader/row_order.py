@@ -28,7 +28,8 @@ def order_by_reads(loader: Any, feature: Feature, *, num_epochs: int = 1) -> Ten
     Args:
         loader: A `NeighborLoader`, `NodeLoader`, `LinkNeighborLoader`, `LinkLoader` or `HGTLoader` with a `seed`, which
             plans batches over the feature. It stands before the first of the epochs, or inside it, and stays there.
-            Give it memory, such as `ahead="8G"`, as windows depend on it. With `ranks`, the order is for the batches of
+            Give it memory, such as `ahead="8G"`, as windows depend on it; on a GPU set `PYG_DIRECT_AHEAD_GPU` to bytes
+            too. With `ranks`, the order is for the batches of
             all processes, and equal in all of them; one of them may pack the file for all.
         feature: The feature, from a file, in the `FeatureStore` of the loader.
         num_epochs: Number of epochs; for more of them, rows of a window lie in more places.

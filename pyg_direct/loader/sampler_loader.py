@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 # Share of the free host memory for planned batches, the share of it, or of free GPU memory, for their samples, and the
 # windows of an epoch at least: only the first one is waited for.
 _AHEAD_SHARE, _SAMPLES_SHARE, _PARTS = 0.25, 0.125, 4
+# A table of this part of the memory is small, and of so many bytes at most.
+_SMALL, _SMALL_BYTES = 64, 32 << 20
 # Batches that read neighbor lists in a file together, at most.
 _MOST_TOGETHER = 32
 
@@ -218,9 +220,18 @@ class GeneralLoader(EpochLoader):
             return [Drawn(out) for out in self._submit_together([seeds for _, seeds in items], keys).finish()]
 
         def find_reads(sample: Any) -> list[tuple[RowWindow, Tensor]]:
-            wanted = self._general.list_reads(sample.out)
-            return [(by_tier[id(feature.stored.tier)], feature.find_missing(ids)) for feature, ids in wanted
-                    if isinstance(feature.stored, SpilledRows) and id(feature.stored.tier) in by_tier]  # fmt: skip
+            found = []
+            for feature, ids in self._general.list_reads(sample.out):
+                stored = feature.stored
+                window = by_tier.get(id(stored.tier)) if isinstance(stored, SpilledRows) else None
+                if window is None:
+                    continue
+                if window.is_whole and stored.memory is None:
+                    # The host need not wait for the ids.
+                    window.note_asked(ids.numel())
+                else:
+                    found.append((window, feature.find_missing(ids)))
+            return found
 
         most = self.ahead if isinstance(self.ahead, int) else max(1, -(-len(self) // _PARTS))  # type: ignore[arg-type]
         memory = free_bytes(self.device.index) if self.device.type == "cuda" else self._ahead_bytes()
@@ -276,26 +287,37 @@ class GeneralLoader(EpochLoader):
         from pyg_direct.features.tiers.window import RowWindow
 
         windows = []
-        for rows, memory in zip(stored, self._divide_memory(stored), strict=True):
+        for rows, (memory, on_device) in zip(stored, self._divide_memory(stored), strict=True):
             window = known.get(id(rows))
             if window is None or not window.lock.acquire(blocking=False):
                 # Another iterator of this loader is at work in the known window.
                 tier: Any = rows.tier
-                window = RowWindow(tier, memory, is_shared=self._count_local() > 1)
+                try:
+                    window = RowWindow(tier, memory, device_bytes=on_device, is_shared=self._count_local() > 1)
+                except torch.OutOfMemoryError:
+                    # Free memory of the GPU lies in pieces.
+                    window = RowWindow(tier, memory)
                 window.lock.acquire()
             windows.append(window)
         self._row_windows = list(zip(stored, windows, strict=True))
         return windows
 
-    def _divide_memory(self, stored: Sequence[SpilledRows]) -> list[int]:
-        """Return the bytes for the planned rows of each table."""
+    def _divide_memory(self, stored: Sequence[SpilledRows]) -> list[tuple[int, int]]:
+        """Return the bytes of the host, and of a GPU, for the planned rows of each table."""
+        from pyg_direct.features.staged_reader import find_device_room
         from pyg_direct.features.tiers.window import RowWindow
 
         sizes = [rows.shape.numel() * rows.tier.dtype.itemsize for rows in stored]
         # The rest is for samples, which a GPU has in its own memory.
         budget = int((1.0 if self.device.type == "cuda" else 1 - _SAMPLES_SHARE) * self._ahead_bytes())
-        return [RowWindow.fit_rows(rows.tier, budget * size // sum(sizes))
-                for rows, size in zip(stored, sizes, strict=True)]  # fmt: skip
+        # Processes of a host share rows in its memory.
+        room = 0 if self._count_local() > 1 else find_device_room(self.device)
+        # Small tables are held whole, as memory for all of them is next to nothing.
+        small = [size for size in sizes if size <= min(budget // _SMALL, _SMALL_BYTES)]
+        large, budget = max(1, sum(sizes) - sum(small)), budget - sum(small)
+        parts = [(size, 0) if size in small else (budget * size // large, room * size // large) for size in sizes]
+        return [(RowWindow.fit_rows(rows.tier, memory), RowWindow.fit_device_rows(rows.tier, memory, on_device))
+                for rows, (memory, on_device) in zip(stored, parts, strict=True)]  # fmt: skip
 
     def _list_window_reads(self, feature: Feature, num_epochs: int) -> list[np.ndarray]:
         """List the rows that each window of the coming epochs will read from the file of a feature, without reading.
@@ -319,8 +341,8 @@ class GeneralLoader(EpochLoader):
         """List the rows of a table that each window of a process will read."""
         from pyg_direct.features.tiers.read_order import ReadRecorder
 
-        windows = [ReadRecorder(rows.tier, memory)  # type: ignore[arg-type]
-                   for rows, memory in zip(stored, self._divide_memory(stored), strict=True)]  # fmt: skip
+        windows = [ReadRecorder(rows.tier, memory, device_bytes=on_device)  # type: ignore[arg-type]
+                   for rows, (memory, on_device) in zip(stored, self._divide_memory(stored), strict=True)]  # fmt: skip
         for epoch in range(num_epochs):
             key = EpochKey(self.seed, self._next_epoch + epoch)  # type: ignore[arg-type]
             first = self._first_batch // share.count if epoch == 0 else 0

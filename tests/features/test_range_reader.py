@@ -130,8 +130,8 @@ def test_a_read_that_is_left_while_threads_read_is_not_whole(reader_of, monkeypa
     monkeypatch.setattr(range_reader, "read_file_ranges_cpu", leave_in_the_second)
     monkeypatch.setattr(range_reader, "find_rates", lambda file: None)
     # Two requests for each of two tasks, one after the other.
-    monkeypatch.setattr(range_reader, "_MANY", 1)
-    monkeypatch.setattr(range_reader, "_FEW", 1)
+    monkeypatch.setattr(range_reader, "MOST_IN_FLIGHT", 1)
+    monkeypatch.setattr(range_reader, "FEW_IN_FLIGHT", 1)
     ids = np.arange(0, 2000, 500)
 
     assert not reader.read(ids, np.arange(len(ids)), np.zeros((len(ids), 5000), np.uint8))

@@ -14,12 +14,13 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 from torch_geometric.nn.conv import SAGEConv
 
-from pyg_direct import Feature, FeatureStore, NeighborLoader, infer, inference_loader, save_rows
+from pyg_direct import Feature, FeatureStore, NeighborLoader, infer, inference_loader, pack_rows, save_rows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError, LoaderWarning, PlacementWarning
 from pyg_direct.features import row_files
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.tiers.window import RowWindow
-from pyg_direct.loader import inference
+from pyg_direct.loader import inference, whole_table
+from tests.features.contract import change_file
 
 NODES, WIDTH, HIDDEN = 2000, 16, 32
 EDGES = torch.randint(NODES, (2, 9000), generator=torch.Generator().manual_seed(0))
@@ -31,6 +32,18 @@ SIZE = 300
 def device(real_device):
     """CPU and GPU: threads launch kernels at once here, which the simulator cannot."""
     return real_device
+
+
+@pytest.fixture(autouse=True)
+def no_room(monkeypatch):
+    """A GPU that leaves no memory to rows of files."""
+    monkeypatch.setenv("PYG_DIRECT_AHEAD_GPU", "0")
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """A device that has room for the rows of any layer."""
+    monkeypatch.setattr(whole_table, "find_device_room", lambda *args: 1 << 30)
 
 
 @pytest.fixture
@@ -131,6 +144,70 @@ def test_each_page_is_read_once_if_memory_holds_the_rows_of_a_layer(path, tmp_pa
     for _, _, reader, shape in windows:
         assert reader.num_pages <= -(-shape.numel() * 4 // 4096) + 2
         assert reader.num_again <= 2
+
+
+@pytest.mark.parametrize("order", ["plain", "packed", "by the program"])
+@pytest.mark.parametrize("is_filed", [True, False])
+def test_rows_that_fit_the_device_are_read_once_in_order(path, tmp_path, device, room, windows, order, is_filed,
+                                                         caplog):  # fmt: skip
+    ids = torch.randperm(NODES, generator=torch.Generator().manual_seed(3))
+    if order == "packed":
+        path = pack_rows(path, tmp_path / "packed.safetensors", ids)
+    elif order == "by the program":
+        path = save_rows(tmp_path / "other.npy", X[ids])
+    x = Feature(device=device).from_file(path, order=ids if order == "by the program" else None)
+    model, out = make_model(device), tmp_path / "out.npy" if is_filed else None
+
+    with caplog.at_level("INFO", logger="pyg_direct.loader.whole_table"):
+        got = in_files(model, device, x, out)
+
+    assert are_equal(got.cpu(), in_memory(model, device), device)
+    assert out is None or np.array_equal(np.load(out), got)
+    assert windows == []
+    assert "2,000 rows read" in caplog.text
+    assert " 0% of them again" in caplog.text
+
+
+def test_layers_that_fit_the_device_are_not_written(path, tmp_path, device, room, monkeypatch):
+    written, save = [], inference.save_pieces
+    monkeypatch.setattr(
+        inference,
+        "save_pieces",
+        lambda file, *args, **options: (written.append(file.name), save(file, *args, **options)),
+    )
+    in_files(make_model(device), device, path, tmp_path / "out.npy")
+
+    assert written == ["layer0.npy"]
+    assert sorted(os.listdir(tmp_path)) == ["out.npy", "x.npy"]
+
+
+def test_rows_that_are_partly_in_memory_are_read_as_batches_need_them(path, device, room, windows):
+    x = Feature(device=device, host_cache_size="20%").from_file(path)
+
+    got = in_files(make_model(device), device, x, None)
+
+    assert are_equal(got.cpu(), in_memory(make_model(device), device), device)
+    assert len(windows) == 1
+
+
+@pytest.mark.parametrize("change", ["cut short", "replaced", "touched", "taken away"])
+def test_a_file_that_changes_before_it_is_read_whole_is_named(path, device, room, change):
+    x = Feature(device=device).from_file(path)
+    change_file(path, change, X)
+
+    with pytest.raises(FileError, match=r"x\.npy"):
+        in_files(make_model(device), device, x, None)
+
+
+def test_an_error_ends_the_read_of_the_whole_table(path, device, room, monkeypatch):
+    ended, end = [], whole_table._end_read
+    monkeypatch.setattr(whole_table, "_end_read", lambda *args: (end(*args), ended.append(args[0].is_broken)))
+    model = stop_at(make_model(device), 1, interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_files(model, device, path, None)
+
+    assert ended == [False]
 
 
 def test_memory_is_bounded_by_what_is_asked_for(path, tmp_path, device, windows, monkeypatch):

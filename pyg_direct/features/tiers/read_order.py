@@ -21,8 +21,8 @@ class ReadRecorder(RowWindow):
         reads: Positions in the file, int32 or int64 `[n]`, ascending, of each window that has rows to read.
     """
 
-    def __init__(self, source: DiskTier | StagedTier, num_bytes: int) -> None:
-        self._settle(source, num_bytes)
+    def __init__(self, source: DiskTier | StagedTier, num_bytes: int, *, device_bytes: int = 0) -> None:
+        self._held = np.full(self._settle(source, max(num_bytes, device_bytes)), -1, np.int64)
         self._dtype = np.int32 if self.shape[0] <= np.iinfo(np.int32).max else np.int64
         self.reads: list[np.ndarray] = []
 

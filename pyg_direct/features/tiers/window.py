@@ -4,6 +4,9 @@ A loader knows the ids of its next batches. It claims their rows for a window of
 not in memory in the order of the file. A part of them is read as soon as batches of the window before give up as many
 rows. So nearly all of the memory holds one window. Rows that a later batch claims too stay in memory. This is Belady's
 rule (IBM Systems Journal 5(2), 1966) for all batches that are known; among the others the rows claimed last stay.
+
+If the memory holds all rows, none is given up. Once batches have asked for half of them, the others are read too, in
+order. Kernels then read the table as one in memory, and batches need no plan.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from pyg_direct.features.disk_rates import find_rates, measure_disk
 from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_direct
 from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, outgrows_cache
 from pyg_direct.features.spilled_rows import SERVED
-from pyg_direct.features.tiers.base import Tier
+from pyg_direct.features.staged_reader import StagedReader
+from pyg_direct.features.tiers.base import TableTier, Tier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier, file_of
 from pyg_direct.features.tiers.host_window import open_host_window
 from pyg_direct.kernels.rows.file_ranges import PAGE
@@ -37,12 +41,15 @@ from pyg_direct.ops.rows.gather_rows import (
 )
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
 
-# Bytes of the tables for each row of the file, and for each row in memory, with the lists of a window's rows.
-_TABLE_BYTES, _SLOT_BYTES = 8, 40
+# Bytes of the tables for each row of the file, and for each row in memory, with the lists of a window's rows; and of
+# lists for a row if all stay in memory.
+_TABLE_BYTES, _SLOT_BYTES, _KEPT_BYTES = 8, 40, 16
 # Parts of the memory. A window leaves one, so that its last rows need not wait for the last batch before it.
 _PARTS = 16
 # Rows that are looked up in the page cache to learn if a file is in it.
 _PROBES = 256
+# Bytes of rows that are read at a time if all rows stay in memory: lists of rows stay short.
+_AT_ONCE = 512 << 20
 
 
 class Claim(NamedTuple):
@@ -61,6 +68,8 @@ class RowWindow(Tier):
 
     Args:
         num_bytes: Memory for rows; page-locked if a GPU reads them, or of the GPU with GPUDirect Storage.
+        device_bytes: Memory of the device for rows. If it holds no fewer of them, rows lie there, and pass through
+            page-locked memory.
         is_shared: True if other processes of this host read the file too. They share its pages by the page cache of the
             system. If the cache has no use, rows that one of them has in its window are copied (`HostWindow`).
 
@@ -70,17 +79,21 @@ class RowWindow(Tier):
 
     title = "file"
 
-    def __init__(self, source: DiskTier | StagedTier, num_bytes: int, *, is_shared: bool = False) -> None:
-        num_rows, count = source.shape[0], self._settle(source, num_bytes)
+    def __init__(self, source: DiskTier | StagedTier, num_bytes: int, *, device_bytes: int = 0, is_shared: bool = False
+                 ) -> None:  # fmt: skip
+        is_direct = wants_gpu_direct(source.device)
+        is_staged = device_bytes >= max(1, num_bytes) and not is_direct and not is_shared
+        num_rows, count = source.shape[0], self._settle(source, device_bytes if is_staged else num_bytes)
         file, shape = self.file, (count, *self.shape[1:])
         self._on_gpu: Tensor | None = None
         self._max_blocks: int | None = None
-        is_direct = wants_gpu_direct(self.device)
         # The page cache is shared as well.
         is_hosted = is_shared and not is_direct and outgrows_cache(file)
         self._host = open_host_window(file, count) if is_hosted else None
-        if is_direct:
-            self._rows = self._on_gpu = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self._is_on_device = is_direct or is_staged
+        if self._is_on_device:
+            self._rows = torch.empty(shape, dtype=self.dtype, device=self.device)
+            self._on_gpu = self._rows if self._rows.is_cuda else None
         elif self.device.type == "cuda":
             # It is unlocked with the block.
             self._block = block = self._lock_pages(count * self._row_bytes)
@@ -93,12 +106,19 @@ class RowWindow(Tier):
         else:
             self._rows = torch.empty(shape, dtype=self.dtype, device="cpu")
         rows = rows_in_units(self._rows, torch.uint8)
-        self._bytes: Any = rows if is_direct else rows.numpy()
+        self._bytes: Any = rows if self._is_on_device else rows.numpy()
         if self._host is not None:
             self._slots = self._host.slots
-        self._reader: GpuDirectReader | RangeReader = GpuDirectReader(self.file) if is_direct else RangeReader(
-            self.file, keeps_all=count == num_rows, is_shared=is_shared and self._host is None)  # fmt: skip
+        self._reader = self._open_reader(is_direct, keeps_all=count == num_rows,
+                                         is_shared=is_shared and self._host is None)  # fmt: skip
         self._events: deque[torch.cuda.Event] = deque()
+
+    def _open_reader(self, is_direct: bool, **options: bool) -> GpuDirectReader | RangeReader:
+        if is_direct:
+            return GpuDirectReader(self.file)
+        if self._is_on_device:
+            return StagedReader(self.file, self.device, **options)
+        return RangeReader(self.file, **options)
 
     def _settle(self, source: DiskTier | StagedTier, num_bytes: int) -> int:
         """Make the tables of the rows; returns the number of rows that fit the memory."""
@@ -114,7 +134,10 @@ class RowWindow(Tier):
         self._least_part = max(1, count // _PARTS)
         # By row: its slot, and the last batch that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
-        self._held = np.full(count, -1, np.int64)
+        self._keeps_all, self._num_held = count == num_rows, 0
+        # If all rows stay, the slot of a row has its number.
+        self._held = np.full(0 if self._keeps_all else count, -1, np.int64)
+        self._whole: TableTier | None = None
         self._number, self._num_in_window, self._first_batch, self._batch = -1, 0, 0, -1
         # Rows of the window, and those of them that are still to be read.
         self._wanted: list[np.ndarray] = []
@@ -149,6 +172,22 @@ class RowWindow(Tier):
         left = num_bytes - source.shape[0] * _TABLE_BYTES - whole // PAGE
         return max(1, left // (row_bytes + _SLOT_BYTES)) * row_bytes
 
+    @staticmethod
+    def fit_device_rows(source: Tier, num_bytes: int, device_bytes: int) -> int:
+        """Return the bytes of a device for rows of a tier; 0 if host memory cannot hold their tables and what rows pass
+        through.
+
+        Args:
+            num_bytes: Bytes of the host for a window.
+            device_bytes: Bytes of the device.
+        """
+        row_bytes = source.shape[1:].numel() * source.dtype.itemsize
+        whole = source.shape[0] * row_bytes
+        left = num_bytes - source.shape[0] * _TABLE_BYTES - whole // PAGE - StagedReader.count_staging(row_bytes)
+        if whole <= device_bytes and source.shape[0] * _KEPT_BYTES <= left:
+            return whole
+        return max(0, min(left // _SLOT_BYTES, device_bytes // row_bytes)) * row_bytes
+
     @property
     def last_number(self) -> int:
         """Number of the last window that claimed rows; -1 before the first."""
@@ -158,6 +197,11 @@ class RowWindow(Tier):
     def last_batch(self) -> int:
         """Number of the last batch that claimed rows; -1 before the first."""
         return self._batch
+
+    @property
+    def is_whole(self) -> bool:
+        """True once memory holds all rows: batches then need not claim any."""
+        return self._whole is not None
 
     @property
     def is_broken(self) -> bool:
@@ -183,6 +227,8 @@ class RowWindow(Tier):
             number: Number of the window, ascending.
             ids: int64 `[n]` in any order; ids out of range are left to the read of the batch.
         """
+        if self.is_whole:
+            return Claim(ids, ids[:0])
         ids = ids[(ids >= 0) & (ids < self.shape[0])]
         is_fresh = slice(None) if number != self._number else self._claims[ids] < self._first_batch
         return Claim(ids, np.unique(ids[is_fresh]))
@@ -202,6 +248,10 @@ class RowWindow(Tier):
         if number != self._number:
             self._number, self._num_in_window, self._first_batch = number, 0, batch
             self._wanted, self._missing = [], None
+        if self.is_whole:
+            self._batch = batch
+            self.note_asked(len(claim.ids))
+            return
         fresh = claim.fresh[: self.most_rows - self._num_in_window]
         is_whole = len(fresh) == len(claim.fresh)
         self._batch = batch
@@ -223,7 +273,10 @@ class RowWindow(Tier):
         Raises:
             FileError: see `RangeReader.read`.
         """
-        if number != self._number:
+        if number != self._number or self.is_whole:
+            return True
+        if self._keeps_all:
+            self._read_kept()
             return True
         if self._missing is None:
             self._missing = self._begin_reads()
@@ -243,12 +296,42 @@ class RowWindow(Tier):
         if is_read is None:
             return True
         self._held[slots] = part
-        # Others came along in their pages.
-        is_claimed = self._claims[part] >= self._first_batch
-        self._num_read += int(np.count_nonzero(is_claimed & is_read))
-        self._num_copied += int(np.count_nonzero(is_claimed & ~is_read))
+        self._count_read(part, is_read)
         self._missing = self._missing[count:]
         return len(self._missing) == 0
+
+    def _read_kept(self) -> None:
+        """Read the rows of a window that are not in memory; each row has a slot of its number."""
+        missing = self._find_wanted()
+        missing = self._add_passed(missing, self.shape[0] - self._num_held - len(missing))
+        # In order all take about as long as those of the next windows.
+        is_rest = 2 * (self._num_held + len(missing)) >= self.shape[0]
+        step = max(1, _AT_ONCE // self._row_bytes)
+        for first in range(0, self.shape[0], step):
+            if is_rest:
+                part = first + np.flatnonzero(self._slots[first : first + step] < 0)
+            else:
+                part = missing[slice(*np.searchsorted(missing, [first, first + step]))]
+            is_read = self._fill(part, part)
+            if is_read is None:
+                return
+            self._num_held += len(part)
+            self._count_read(part, is_read)
+        if self._num_held == self.shape[0]:
+            table = self._rows if self._on_gpu is None else self._on_gpu
+            if table.device == self.device:
+                self._whole = TableTier(table, self.placement, max_blocks=self._max_blocks)
+
+    def _count_read(self, rows: np.ndarray, is_read: np.ndarray) -> None:
+        """Count rows that came from the file, or from other processes, without those that came along in their pages."""
+        is_claimed = self._claims[rows] >= self._first_batch
+        self._num_read += int(np.count_nonzero(is_claimed & is_read))
+        self._num_copied += int(np.count_nonzero(is_claimed & ~is_read))
+
+    def note_asked(self, count: int) -> None:
+        """Count rows that a batch asks for while all rows are in memory; the batch is a window of its own then."""
+        self.num_asked += count
+        self._num_claimed += count
 
     def _give_up(self, rows: np.ndarray) -> None:
         """Take rows out of the window, before others take their slots."""
@@ -268,10 +351,7 @@ class RowWindow(Tier):
 
     def _begin_reads(self) -> np.ndarray:
         """Return the rows of the window that are not in memory, ascending, and list the slots that they may take."""
-        wanted = np.concatenate(self._wanted)
-        self._wanted = []
-        wanted.sort()
-        missing = wanted[self._slots[wanted] < 0]
+        missing = self._find_wanted()
         is_empty = self._held < 0
         empty, used = np.flatnonzero(is_empty).astype(np.int32), np.flatnonzero(~is_empty).astype(np.int32)
         claims = self._claims[self._held[used]]
@@ -285,11 +365,20 @@ class RowWindow(Tier):
                        np.concatenate([np.full(len(empty), -1, np.int32), claims[order]]))  # fmt: skip
         return self._add_passed(missing, len(empty) - len(missing))
 
+    def _find_wanted(self) -> np.ndarray:
+        """Return the rows that the window has claimed and that are not in memory, ascending."""
+        wanted = np.concatenate(self._wanted) if self._wanted else np.empty(0, np.int64)
+        self._wanted = []
+        wanted.sort()
+        return wanted[self._slots[wanted] < 0]
+
     def _add_passed(self, rows: np.ndarray, room: int) -> np.ndarray:
         """Return the same rows with others in the pages that are read for them, as many as have empty slots."""
         if room <= 0 or len(rows) == 0:
             return rows
-        first, end = find_whole_rows(rows, self.file.layout, self._row_bytes)
+        # Where all rows stay, as the read will choose its requests: what is read along would be read again later.
+        rates = find_rates(self.file) if self._keeps_all else None
+        first, end = find_whole_rows(rows, self.file.layout, self._row_bytes, rates)
         # The first requests fill the room, so that lists of rows stay as short as a window.
         needed = int(np.searchsorted(np.cumsum(end - first), room + len(rows))) + 1
         first, end = first[:needed], end[:needed]
@@ -298,6 +387,11 @@ class RowWindow(Tier):
         is_new = self._slots[passed] < 0
         is_new[np.isin(passed, rows, assume_unique=True)] = False
         return np.sort(np.concatenate([rows, passed[is_new][:room]]))
+
+    def raise_earlier_error(self) -> None:
+        """Raise the error of an earlier read of a whole table on a GPU."""
+        if self._whole is not None:
+            self._whole.raise_earlier_error()
 
     def _read(self, ids: Tensor, out: Tensor) -> None:
         self._read_to(ids, out)
@@ -309,6 +403,13 @@ class RowWindow(Tier):
 
     def _read_to(self, ids: Tensor, out: Tensor, positions: Tensor | None = None) -> None:
         self.file.check()
+        if self._whole is not None:
+            if positions is None:
+                self._whole.read(ids, out)
+            else:
+                self._whole.place(ids, out, positions)
+            self._note_stream()
+            return
         on_host = check_ids("ids", ids.cpu(), self.shape[0]).long()
         numbers = on_host.numpy()
         # A row that only earlier batches claimed may be overwritten now.
@@ -333,6 +434,7 @@ class RowWindow(Tier):
             rows = gather_rows(self._rows, chosen).to(self.device)
         else:
             rows = gather_rows(self._on_gpu, chosen.to(self.device), max_blocks=self._max_blocks)
+            self._note_stream()
             event = torch.cuda.Event()
             event.record()
             self._events.append(event)
@@ -340,6 +442,11 @@ class RowWindow(Tier):
             out.copy_(rows)
         else:
             scatter_rows(out, positions, rows, is_unique=True)
+
+    def _note_stream(self) -> None:
+        """Let torch's allocator keep rows for the kernels of this stream, if the window ends before them."""
+        if self._is_on_device and self._rows.is_cuda:
+            self._rows.record_stream(torch.cuda.current_stream(self.device))
 
     def tell(self, *, measures_disk: bool = True) -> DiskReads:
         """Return the reads so far, beside the rates of the disk, which are measured once.

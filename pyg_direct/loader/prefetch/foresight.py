@@ -28,7 +28,7 @@ from pyg_direct.runtime.host.threads import Pool
 
 # Windows in work: the one that is handed out, and the next.
 _WINDOWS = 2
-_FIRST_PART = 4
+_FIRST_PART, _FIRST_MOST = 4, 16
 # Parts of a window after which the next one may read more rows.
 _PARTS = 16
 
@@ -64,8 +64,8 @@ class Foresight:
         sample: Samples batches: a list of (number, work item) -> their samples; called in a thread of its own.
         find_reads: Finds rows of a sample: sample -> (window of a table, ids int64 `[n]` on the CPU) of each.
         windows: The windows of all tables, which this object may use alone.
-        most: Batches of a window, at most; memory may end it earlier. The first window has a quarter, as it is waited
-            for.
+        most: Batches of a window, at most; memory may end it earlier. The first window has a quarter, and at most 16,
+            as it is waited for.
         room: Bytes for the samples of a window, on the device; one batch may take more.
         together: Batches that are sampled together, at most: so many read neighbor lists in files together.
     """
@@ -221,7 +221,8 @@ class Foresight:
                 if self._stream is not None:
                     stack.enter_context(torch.cuda.device(self._device))
                     stack.enter_context(torch.cuda.stream(self._stream))
-                most = max(1, self._most // _FIRST_PART) if number == self._first else self._most
+                first = max(1, min(self._most // _FIRST_PART, _FIRST_MOST))
+                most = first if number == self._first else self._most
                 while window.num_batches < most and not self._is_closed and self._add_batch(window, most):
                     pass
             if window.num_batches > 0:

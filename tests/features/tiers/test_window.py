@@ -11,7 +11,8 @@ from pyg_direct.errors import FileError, IdError
 from pyg_direct.features import range_reader
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.spilled_rows import find_window, serving
-from pyg_direct.features.tiers import host_window
+from pyg_direct.features.staged_reader import StagedReader
+from pyg_direct.features.tiers import host_window, window as window_module
 from pyg_direct.features.tiers.choice import open_file
 from pyg_direct.features.tiers.window import RowWindow, can_plan
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -20,11 +21,14 @@ from tests.features.contract import DTYPES, bytes_of, make_rows
 ROW_BYTES = 20
 
 
-@pytest.fixture
-def window_of(tmp_path, device):
+@pytest.fixture(params=["host", "device"])
+def window_of(tmp_path, device, request):
+    """Windows in memory of the host, and in memory of the device, which rows reach through pieces."""
+
     def make(rows, most=None):
         tier = open_file(RowFile(save_rows(tmp_path / "rows.safetensors", rows)), resolve_device(device))
-        return RowWindow(tier, rows.numel() * rows.element_size() if most is None else most * ROW_BYTES)
+        num_bytes = rows.numel() * rows.element_size() if most is None else most * ROW_BYTES
+        return RowWindow(tier, num_bytes) if request.param == "host" else RowWindow(tier, 0, device_bytes=num_bytes)
 
     return make
 
@@ -36,7 +40,7 @@ def test_memory_for_rows_is_what_their_tables_leave(tmp_path, num_bytes, rows):
 
     window = RowWindow(tier, RowWindow.fit_rows(tier, num_bytes))
 
-    assert len(window._held) == rows
+    assert len(window._rows) == rows
     assert rows in (1, 1000) or window.num_bytes <= num_bytes
 
 
@@ -280,3 +284,76 @@ def test_reads_are_reported_beside_the_disk(window_of):
     assert "400 rows read for 450 that batches asked for, 11% saved" in str(found)
     assert "beside the disk's" in str(found)
     assert "11% saved, 7 copied from other processes; " in str(found._replace(num_copied=7))
+
+
+def test_the_rest_of_a_table_is_read_once_half_of_it_is_asked_for(window_of, monkeypatch):
+    rows = make_rows(4000)
+    window = window_of(rows)
+
+    plan(window, 0, np.arange(0, 400))
+    assert not window.is_whole
+    plan(window, 1, np.arange(0, 4000, 2))
+    assert window.is_whole
+
+    # No claim is needed any more, and none is made.
+    forbid_reads(window, monkeypatch)
+    assert len(window.find_fresh(2, np.arange(4000)).fresh) == 0
+    ids = [3999, 1, 1, 2000]
+    assert torch.equal(bytes_of(take(window, 2, ids)), bytes_of(rows)[ids])
+    assert window.tell(measures_disk=False).num_again <= 1
+
+
+def test_few_rows_of_a_table_that_fits_leave_the_others_in_the_file(window_of):
+    # Rows of a page each.
+    rows = make_rows(3000, row=(1024,))
+    window = window_of(rows)
+
+    for number in range(3):
+        plan(window, number, np.arange(number * 200, 3000, 600))
+
+    assert not window.is_whole
+    assert window.tell(measures_disk=False).num_pages < 1500
+
+
+def test_a_whole_table_is_read_piece_by_piece(window_of, monkeypatch):
+    monkeypatch.setattr(window_module, "_AT_ONCE", 100 * ROW_BYTES)
+    rows = make_rows(1234)
+    window = window_of(rows)
+
+    plan(window, 0, np.arange(1000))
+
+    assert window.is_whole
+    assert torch.equal(bytes_of(take(window, 0, np.arange(1234))), bytes_of(rows))
+
+
+def test_a_read_of_a_whole_table_that_is_left_goes_on_in_a_later_window(window_of):
+    rows = make_rows(4000)
+    window = window_of(rows)
+    window.leave()
+    plan(window, 0, np.arange(3000))
+    assert not window.is_whole
+
+    window.leave(False)
+    plan(window, 1, np.arange(5))
+
+    assert torch.equal(bytes_of(take(window, 1, np.arange(5))), bytes_of(rows)[:5])
+
+
+def test_ids_out_of_range_of_a_whole_table_are_named(window_of):
+    window = window_of(make_rows(400))
+    plan(window, 0, np.arange(400))
+
+    with pytest.raises(IdError):
+        take(window, 0, [3, 400])
+
+
+def test_memory_of_a_device_is_bounded_by_the_tables_that_its_rows_need_on_the_host(tmp_path):
+    tier = open_file(RowFile(save_rows(tmp_path / "rows.npy", torch.zeros(1000, 4, 128))), torch.device("cpu"))
+    staging = StagedReader.count_staging(2048)
+
+    # Host memory without room for what rows pass through gives none.
+    assert RowWindow.fit_device_rows(tier, staging, 1 << 30) == 0
+    assert RowWindow.fit_device_rows(tier, staging + (1 << 20), 1 << 30) == 1000 * 2048
+    assert RowWindow.fit_device_rows(tier, staging + 8 * 1000 + 500 + 16 * 1000, 1 << 30) == 1000 * 2048
+    assert RowWindow.fit_device_rows(tier, staging + (1 << 20), 9 * 2048 + 1) == 9 * 2048
+    assert RowWindow.fit_device_rows(tier, staging + 8 * 1000 + 500 + 40 * 100, 1 << 30) == 100 * 2048

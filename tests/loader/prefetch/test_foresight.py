@@ -10,8 +10,9 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_direct import Feature, FeatureStore, HGTLoader, LinkNeighborLoader, NeighborLoader, pack_rows, save_rows
 from pyg_direct.errors import ArgumentError, FileError, LoaderWarning
-from pyg_direct.features import range_reader
+from pyg_direct.features import range_reader, staged_reader
 from pyg_direct.features.row_files import RowFile
+from pyg_direct.features.tiers.window import RowWindow
 from pyg_direct.loader import sampler_loader
 from pyg_direct.runtime.host import host_memory
 from tests.hetero_data import make_hetero
@@ -81,6 +82,55 @@ def test_batches_equal_those_without_foresight(path, device, kind, prefetch, ahe
     (reads,) = reads_of(loader)
     assert reads.num_rows < reads.num_asked
     assert not reads_of(expected)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_batches_are_equal_with_planned_rows_in_memory_of_the_device(path, device, monkeypatch, share):
+    monkeypatch.setattr(staged_reader, "find_device_room", lambda *args: int(share * X.nbytes))
+    monkeypatch.setattr(sampler_loader, "_SMALL_BYTES", 0)
+    expected, loader = open_loader(path, device, 0), open_loader(path, device, "60M")
+    # Host memory that holds fewer rows, and their tables.
+    monkeypatch.setattr(RowWindow, "fit_rows", staticmethod(lambda *args: 1))
+
+    for _ in range(2):
+        assert look(loader) == look(expected)
+
+    ((_, window),) = loader._row_windows
+    assert window.is_whole == (share == 1.0)
+    assert isinstance(window._reader, staged_reader.StagedReader)
+    assert window._rows.nbytes <= share * X.nbytes
+    assert window._rows.device == window.device
+    (reads,) = reads_of(loader)
+    assert reads.num_rows < reads.num_asked
+
+
+def test_planned_rows_lie_in_host_memory_if_the_device_has_no_piece_for_them(path, device, monkeypatch):
+    monkeypatch.setattr(staged_reader, "find_device_room", lambda *args: X.nbytes)
+    monkeypatch.setattr(sampler_loader, "_SMALL_BYTES", 0)
+    init = RowWindow.__init__
+
+    def refuse(window, *args, device_bytes=0, **options):
+        if device_bytes > 0:
+            raise torch.OutOfMemoryError("no piece is large enough")
+        init(window, *args, **options)
+
+    monkeypatch.setattr(RowWindow, "__init__", refuse)
+    loader = open_loader(path, device, "60M")
+
+    assert look(loader) == look(open_loader(path, device, 0))
+    ((_, window),) = loader._row_windows
+    assert not isinstance(window._reader, staged_reader.StagedReader)
+
+
+def test_small_tables_are_held_whole_whatever_the_large_ones_leave(path, tmp_path, device):
+    large = torch.zeros(40 * NODES, 128)
+    stored = [Feature(device=device).from_file(file).stored for file in (path, save_rows(tmp_path / "l.npy", large))]
+    loader = open_loader(path, device, f"{100 * X.nbytes}B")
+
+    (small_bytes, _), (large_bytes, _) = loader._divide_memory(stored)
+
+    assert small_bytes == X.nbytes
+    assert 0 < large_bytes < large.nbytes
 
 
 def test_samples_end_a_window_too(path, device, monkeypatch):
