@@ -85,7 +85,7 @@ class SavedAsPyg:
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 # Attributes of a loader that belong to the memory of its process.
 _PLACED = ("_checked", "_drawing", "_general", "_graphs", "_numbers", "_owners", "_placed",
-           "_plan", "_plan_topology", "_planned", "_ppr", "_reads", "_recorder", "_row_windows", "_sampled_topology",
+           "_plan", "_plan_topology", "_ppr", "_reads", "_recorder", "_row_windows", "_sampled_topology",
            "_typed_plan")  # fmt: skip
 # Packages whose hooks do not count as the program's.
 _ROOMS = ("pyg_direct", "torch_geometric", "torch")

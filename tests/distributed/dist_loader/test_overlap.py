@@ -129,7 +129,7 @@ def test_links_leave_their_edges_out_of_captured_hops(tmp_path, group, options):
     with Exchanging(tmp_path / "p", device="cpu") as graph:
         loader = DistLinkNeighborLoader(graph, [2, 2], links, **own)
         found = list(loader)
-        assert loader._sampler._open_plan()._captured_plans
+        assert loader._sampler.open_plan()._captured_plans
 
     for batch, other in zip(found, LinkNeighborLoader(data, [2, 2], links, **{**own, **ALONE}), strict=True):
         assert_equal(as_dict(batch), as_dict(other))
