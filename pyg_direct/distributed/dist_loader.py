@@ -221,8 +221,8 @@ class _DistLoader(GeneralLoader):
         sampler, is_captured = self._sampler, self.graph.communicator.captured
         if self.device.type != "cpu" and not is_captured:
             return False
-        if sampler.strict_negatives or sampler.exclude_target_edges:
-            # Each batch has exchanges before its hops.
+        if sampler.strict_negatives or (sampler.exclude_target_edges and not is_captured):
+            # Each batch has exchanges of the host before its hops.
             return False
         return is_captured or sampler.subgraph_type != SubgraphType.induced
 

@@ -102,7 +102,8 @@ def test_batches_of_every_kind_overlap(tmp_path, group, monkeypatch, options):
 @pytest.mark.parametrize("options", [
     {"neg_sampling": "binary", "replace": True}, {"neg_sampling": "triplet", "disjoint": True},
     {"neg_sampling": "binary", "time_attr": "time", "edge_label_time": torch.arange(12) + 20},
-], ids=["binary", "triplet", "times"])  # fmt: skip
+    {"neg_sampling": "binary", "exclude_target_edges": "reverse"},
+], ids=["binary", "triplet", "times", "excluded"])  # fmt: skip
 def test_links_with_negatives_overlap(tmp_path, group, monkeypatch, options):
     monkeypatch.setattr(_DistLoader, "_overlaps", lambda loader: True)
     data = make_data(40, 90)
