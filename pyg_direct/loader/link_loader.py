@@ -215,13 +215,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                           neg_sampling=self.neg_sampling)  # fmt: skip
         return out
 
-    def _samples_together(self) -> bool:
-        # A sampler of a user's subclass may draw differently.
-        return is_own(self._sampler, NeighborSampler)
-
-    def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
-        if not self._samples_together():
-            return super()._submit_together(seeds, keys)
+    def _submit_to_sampler(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
         inputs = [self.input_data.take(own.positions, own.nodes) for own in seeds]
         pending: PendingOutput | Finished = self._sampler.submit_links_together(inputs, self.neg_sampling, keys)
         return pending
@@ -230,7 +224,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         """Open the plan that draws and places all links; None if links are strict, weighted, timed or excluded."""
         sampler, negatives = self._sampler, self.neg_sampling
         if (not is_uniform(sampler) or not is_captured_on(sampler.device) or not self._is_own()
-                or self.input_data.time is not None or not 0 < sampler.num_nodes < MAX_NODES):  # fmt: skip
+                or not isinstance(self.data, Data) or self.input_data.time is not None
+                or not 0 < sampler.num_nodes < MAX_NODES):  # fmt: skip
             return None
         if negatives is not None and (sampler.strict_negatives or negatives.src_weight is not None
                                       or negatives.dst_weight is not None or draws_itself(negatives)):  # fmt: skip

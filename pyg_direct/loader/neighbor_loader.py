@@ -294,6 +294,10 @@ class SubGraphLoader(NeighborLoader):
                          neighbor_sampler=neighbor_sampler,
                          subgraph_type="induced" if neighbor_sampler is None else "directional", **kwargs)  # fmt: skip
 
+    def _open_plan(self) -> Any:
+        # Batches have `mapping`, which `_place_inputs` writes.
+        return None
+
     def _place_inputs(self, batch: Any, out: Output) -> None:
         super()._place_inputs(batch, out)
         part = batch if self.input_data.input_type is None else batch[self.input_data.input_type]

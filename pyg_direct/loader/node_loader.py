@@ -25,8 +25,8 @@ from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.argument_checks import check_callables, check_ids, check_integers, in_short, tell_kind
 from pyg_direct.runtime.host.tensor_views import LazyDict
 from pyg_direct.sampler.graph_reader import Graph, InputNodes, check_graph, count_nodes, list_relations, settle_filter
-from pyg_direct.sampler.keyed_sampler import Output, OwnSampler, ask, check_sampler, device_for, is_own, to_output
-from pyg_direct.sampler.neighbor_sampler import NeighborSampler, has_windows
+from pyg_direct.sampler.keyed_sampler import Output, OwnSampler, ask, check_sampler, device_for, to_output
+from pyg_direct.sampler.neighbor_sampler import has_windows
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
@@ -183,13 +183,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
             self._current_rows()
             yield self._build_sample(on_device, torch.tensor(list(item), dtype=torch.int64, device="cpu"))
 
-    def _samples_together(self) -> bool:
-        # A sampler of a user's subclass may draw differently.
-        return is_own(self._sampler, NeighborSampler)
-
-    def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
-        if not self._samples_together():
-            return super()._submit_together(seeds, keys)
+    def _submit_to_sampler(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
         pending: PendingOutput | Finished = self._sampler.submit_together(self._list_inputs(seeds), keys)
         return pending
 

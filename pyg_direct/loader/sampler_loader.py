@@ -167,11 +167,17 @@ class GeneralLoader(EpochLoader):
 
     def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
         """Start to sample around the seeds of several batches; the result is a list."""
+        if self._samples_together():
+            return self._submit_to_sampler(seeds, keys)
         return Finished([self._ask(own.positions, key) for own, key in zip(seeds, keys, strict=True)])
 
+    def _submit_to_sampler(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
+        """Start to sample several batches by one call of our sampler."""
+        raise NotImplementedError
+
     def _samples_together(self) -> bool:
-        """Check if several batches can be sampled in one call."""
-        return False
+        """Check if several batches can be sampled in one call: a sampler of a user's subclass may draw differently."""
+        return is_own(self._sampler, NeighborSampler)
 
     def _grows(self) -> bool:
         """Check if groups of batches are made by default, without `super_batch` or more prefetch: if single batches
