@@ -586,6 +586,23 @@ class EpochLoader(ReportedLoader):
             announce(line)
 
 
+class WholeBatchLoader(EpochLoader):
+    """Base of loaders whose `_submit` makes the whole batch, `Finished`."""
+
+    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        return sample
+
+    def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
+                   ) -> Iterator[Any]:  # fmt: skip
+        if self.device.type == "cpu":
+            yield from super()._work_here(key, batches, record)
+            return
+        # A batch may hold objects of the program's: on the current stream the allocator needs no mark for them.
+        stages = self._stages(key, record)
+        for number, seeds in batches:
+            yield make_batch(stages, number, seeds)
+
+
 def check_ahead(ahead: Any, super_batch: int | None) -> None:
     """Check the batches, or the memory, of foresight."""
     if isinstance(ahead, str):

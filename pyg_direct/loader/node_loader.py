@@ -103,8 +103,11 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         check_input_id(input_id, num_seeds)
         kwargs = settle_workers(type(self), kwargs, self.device, may_start=is_uniform(node_sampler),
                                 num_seeds=num_seeds)  # fmt: skip
-        open_loader(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
-                    custom_cls=custom_cls, input_id=input_id, **kwargs)  # fmt: skip
+        # Ids of all nodes are on the CPU, even if torch's default device is another.
+        with torch.device("cpu"):
+            PygNodeLoader.__init__(self, data, node_sampler, input_nodes, input_time, transform,
+                                   transform_sampler_output, custom_cls=custom_cls, input_id=input_id,
+                                   **kwargs)  # fmt: skip
         given = self.input_data
         given.node = check_ids(self._seeds_name, given.node, size).long().cpu()
         check_times("input_time", given.time, given.node.numel(), windows=True)
@@ -231,12 +234,6 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
             known.when_made(lambda made: write(made[kind]))
         else:
             write(known[kind] if kind in known else batch[kind])
-
-
-def open_loader(loader: PygNodeLoader, *args: Any, **kwargs: Any) -> None:
-    """Call PyG's constructor, with ids of all nodes on the CPU even if torch's default device is another."""
-    with torch.device("cpu"):
-        PygNodeLoader.__init__(loader, *args, **kwargs)
 
 
 def join_windows(name: str, times: Any, start: Any, end: Any, time_window: int | None = None) -> Any:

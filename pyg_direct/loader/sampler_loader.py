@@ -520,14 +520,17 @@ class GeneralLoader(EpochLoader):
         yield type(self._sampler).__name__ if fanouts is None else show_fanouts(fanouts)
 
     def _summarise_places(self) -> Iterable[Placed] | None:
-        if self._general is None or self._plan is None:
-            return None if self._general is None else self._general.summarise()
-        return [summarise(self._sampled_topology, self._plan.topology), *self._general.summarise()]
+        if self._general is None:
+            return None
+        # The places of a graph in parts are not chosen here.
+        is_chosen = self._plan is not None and self._sampled_topology is not None
+        topology = [summarise(self._sampled_topology, self._plan.topology)] if is_chosen else []
+        return [*topology, *self._general.summarise()]
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         attributes = self._prepare() if self._general is None else self._general
         lines = [self._sampler.summarise()] if isinstance(self._sampler, OwnSampler) else []
-        if self._plan is not None:
+        if self._plan is not None and self._sampled_topology is not None:
             placed = self._plan.topology
             lines = [f"topology: {placed.num_nodes} nodes, {placed.num_edges} edges, {placed.placement}"]
         return lines, attributes.describe()
