@@ -18,8 +18,8 @@ sent. `needs`, int64, has the most nodes and edges of a segment of each request 
 but one is a flag for a batch that did not fit in another way. Its last is a flag for an id that its owner does not
 hold. A segment that is too small is sent empty.
 
-Pairs whose edges a batch leaves out go to all ranks before the first hop: their number, and `room` relations, expanded
-nodes and neighbors, of which each rank finds the edges that it holds.
+Pairs whose edges a batch leaves out go to all ranks before the first hop. A segment has their number, and then `room`
+relations, expanded nodes and neighbors. Each rank finds the edges that it holds.
 
 Rows travel in the same way. A segment of ids has the form of a frontier of one type; rows come back at the same places.
 """
@@ -339,9 +339,10 @@ def find_pair_edges_gpu(received, num_parts, room, length, id_starts, row_shifts
                         num_found, found, needs, need):  # fmt: skip
     """Find the edges of this part between received pairs, in any order; a block takes a pair at a time.
 
-    `id_starts` turns an expanded node of a relation into an id of the id space, and `row_shifts` its position among the
-    nodes of the part into its row, int64 `[R]`. An edge is part * number of edges + position. `num_found`, 0 before,
-    receives their number; as many are written as there is room for, and `needs` has how many there are otherwise.
+    `id_starts`, int64 `[R]`, turns an expanded node of a relation into an id of the id space. `row_shifts`, int64
+    `[R]`, turns its position among the nodes of the part into its row. An edge is part * number of edges + position.
+    `num_found`, 0 before, receives their number. As many are written as there is room for; `needs` has how many there
+    are otherwise.
     """
     shared = cuda.shared.array(1, np.int64)
     i = np.int64(cuda.blockIdx.x)
