@@ -62,7 +62,7 @@ def measure_host_memory(
         torch.cuda.synchronize()
         seconds = time.perf_counter() - begin
     assert batch.x.shape[1] == num_features
-    topology = loader._plan_topology
+    topology = loader._sampled_topology
     held = sum(t.numel() * t.element_size() for t in (data.x, data.edge_index, data.y, topology.indices))
     case = f"memory/unified/{held / 1e9:.0f} GB"
     limit = held / 1e9

@@ -37,10 +37,9 @@ from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several
 from pyg_direct.loader.node_loader import NodeLoader, join_windows
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
-from pyg_direct.loader.prefetch.drivers import hold_for, note_memory
+from pyg_direct.loader.prefetch.drivers import hold_for
 from pyg_direct.loader.prefetch.lockstep_ranks import GROUP_BYTES, GroupSize, Overlap, Steps
 from pyg_direct.loader.sampler_loader import GeneralLoader
-from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.sampling.draw_random import derive_key
 from pyg_direct.runtime.comm.host_group import count_processes, gather, has_group
 from pyg_direct.runtime.cuda.device import free_bytes
@@ -52,7 +51,6 @@ from pyg_direct.sampler.neighbor_sampler import NeighborSampler, has_windows
 from pyg_direct.sampling.captured_plan import PendingOutput
 from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
-from pyg_direct.sampling.uniform_plan import GpuPlan
 
 _NO_SEEDS = Seeds(*torch.empty(2, 0, dtype=torch.int64, device="cpu").unbind())
 
@@ -175,6 +173,7 @@ class _DistLoader(GeneralLoader):
             self._general = DistAttributes(self.graph, not self._sampler.disjoint)
             # Before the first sample, on all processes.
             self._sampler._fetches_rows = self._is_own() and not self.ahead
+        self._plan = self._open_plan()
         return self._general
 
     def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
@@ -222,8 +221,8 @@ class _DistLoader(GeneralLoader):
         sampler, is_captured = self._sampler, self.graph.communicator.captured
         if self.device.type != "cpu" and not is_captured:
             return False
-        if sampler.strict_negatives or sampler.exclude_target_edges:
-            # Each batch has exchanges before its hops.
+        if sampler.strict_negatives or (sampler.exclude_target_edges and not is_captured):
+            # Each batch has exchanges of the host before its hops.
             return False
         return is_captured or sampler.subgraph_type != SubgraphType.induced
 
@@ -515,17 +514,10 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
     # Times of the seeds, int64 `[S]` on the CPU, if they are those of their nodes and batches are made in groups.
     _seed_times: Tensor | None = None
 
-    def _find_plan(self) -> Any:
-        """Find the plan of uniform batches of a graph in one memory, if samples need not take PyG's form; otherwise
-        None.
-        """
-        is_plain = self.graph.whole is not None and self.transform_sampler_output is None and self._sampler._is_plain()
-        return self._sampler._open_plan() if is_plain else None
-
     def _find_plain(self) -> ExchangePlan | None:
         if not self._is_grouped or self.graph.whole is not None or not self.graph.is_homogeneous:
             return None
-        plan = self._sampler._open_plan()
+        plan = self._sampler.open_plan()
         exchange: ExchangePlan | None = plan.find_plain() if isinstance(plan, PartPlan) else None
         # Rows of edges follow the sample.
         return exchange if len(self.graph.part.tables) == 1 else None
@@ -562,26 +554,14 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         exchange = self._find_plain()
         if exchange is not None:
             return self._submit_plain(exchange, seeds.nodes, key.of_batch(number))
-        plan = self._find_plan()
-        if plan is None:
-            return super()._submit(key, number, seeds)
-        # Only enqueued: on a GPU the wait for its sizes comes after the previous batch.
-        submit = plan.submit if isinstance(plan, GpuPlan) else plan.sample
-        return submit(seeds.nodes, key.of_batch(number))
+        return super()._submit(key, number, seeds)
 
-    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
-        if not isinstance(sample, Sample):
-            return super()._fetch(sample, number, seeds, shared)
+    def _build_sample(self, sample: Sample, positions: Tensor, shared: Mapping[str, SharedRows] = ALONE,
+                      memory: list[Any] | None = None) -> Any:  # fmt: skip
+        if not isinstance(sample, PlainSample):
+            return super()._build_sample(sample, positions, shared, memory)
         known = self.input_data.input_id
-        input_id = seeds.positions if known is None else known.index_select(0, seeds.positions)
-        if isinstance(sample, PlainSample):
-            return self._general.build_plain(sample, input_id)
-        memory: list[Any] = []
-        batch = self._general.build(self.data, sample, input_id, memory=memory)
-        register_hops(batch, sample.num_sampled_nodes, sample.num_sampled_edges, sample.max_degree)
-        if memory and self.device.type == "cuda":
-            note_memory(batch, memory)
-        return batch
+        return self._general.build_plain(sample, positions if known is None else known.index_select(0, positions))
 
 
 class DistSubGraphLoader(DistNeighborLoader):

@@ -119,7 +119,7 @@ class DistNeighborSampler(NeighborSampler):
             check_choices(temporal_strategy, time_comparison, time_window)
         if graph.whole is not None:
             # Collective; afterwards each process makes batches alone.
-            graph.whole.place_plain() if self._is_plain() else self._open_topology()
+            graph.whole.place_plain() if self.is_plain else self._open_topology()
 
     @property
     def node_time(self) -> Any:
@@ -140,7 +140,7 @@ class DistNeighborSampler(NeighborSampler):
 
     def _make_plan(self, unique_seeds: bool, windows: bool = False) -> Any:
         recipe = replace_fields(self._read_recipe(), seed_windows=windows)
-        if self._is_plain():
+        if self.is_plain:
             assert self.graph.whole is not None
             own = Recipe(tuple(recipe.fanouts), recipe.replace, unique_seeds=unique_seeds)  # type: ignore[arg-type]
             return open_plan(self.graph.whole.place_plain(), own)

@@ -7,6 +7,9 @@ Design. A hop of `HeteroGpuPlan` lists its work, picks, and numbers the new node
    fixed length, and exchanged. Draws depend on key, node and slot, so that they are the draws of one process.
 3. The own work list finds its edges in the answers, and the kernel that picks copies them in its own order.
 
+If batches leave out the edges of their links, these pairs go to all ranks first, in one exchange. Each rank finds the
+edges that it holds, and leaves them out of its picks.
+
 An induced subgraph has one request more, for all edges of the nodes of all hops, of which it keeps those among them.
 
 No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop a few words give
@@ -37,6 +40,7 @@ from pyg_direct.distributed.partitioning.manifest import table_dtype
 from pyg_direct.errors import PartitionError
 from pyg_direct.kernels.batch_counters import EDGES, NODES, STATE
 from pyg_direct.kernels.sampling import captured_hops, frontier_segments, hetero, weighted_gpu, worklist
+from pyg_direct.kernels.sampling.excluded_edges import sort_edges_gpu
 from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, TIMED
 from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.rows.upload import upload
@@ -51,8 +55,8 @@ from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.seeds import Ends, Request, SeedList
 
-# Nodes and edges of a segment before batches show how many they need.
-_FIRST_NODES, _FIRST_EDGES = (4, 8) if SIMULATED else (1024, 8192)
+# Nodes and edges of a segment, and pairs whose edges are left out, before batches show how many they need.
+_FIRST_NODES, _FIRST_EDGES, _FIRST_PAIRS = (4, 8, 2) if SIMULATED else (1024, 8192, 1024)
 # Words that the length of a segment is a multiple of, so that all of them are aligned.
 _ALIGNED = 16
 # Nodes whose owners are counted at a time.
@@ -60,27 +64,38 @@ _NODES_AT_ONCE = 1 << 24
 
 
 class Room(NamedTuple):
-    """Room of segments, equal on all ranks: for nodes and edges by request, and for rows by node type."""
+    """Room of segments, equal on all ranks: for nodes and edges by request, and for rows by node type.
+
+    `pairs` has the pairs of a batch whose edges are left out, and those edges of all batches that a rank holds; it is
+    empty if no edges are left out.
+    """
 
     nodes: tuple[int, ...]
     edges: tuple[int, ...]
     rows: RowRoom = RowRoom()
+    pairs: tuple[int, ...] = ()
 
     def grow(self, needs: list[int]) -> Room:
-        """Return room for the needs of a batch, with head-room: by request nodes and edges, then of rows; a need of 0
-        is met.
+        """Return room for the needs of a batch, with head-room: by request nodes and edges, then of rows and pairs; a
+        need of 0 is met.
         """
-        of_requests, of_rows = needs[: 2 * len(self.nodes)], needs[2 * len(self.nodes) :]
-        nodes, edges = (
-            tuple(max(own, need + need // 4) for own, need in zip(room, of_requests[first::2], strict=True))
-            for first, room in enumerate(self[:2])
-        )
-        return Room(nodes, edges, self.rows.grow(of_rows))
+
+        def widen(room: Sequence[int], own: list[int]) -> tuple[int, ...]:
+            return tuple(max(size, need + need // 4) for size, need in zip(room, own, strict=True))
+
+        of_requests, first = needs[: 2 * len(self.nodes)], self.first_pair_need
+        return Room(widen(self.nodes, of_requests[::2]), widen(self.edges, of_requests[1::2]),
+                    self.rows.grow(needs[len(of_requests) : first]), widen(self.pairs, needs[first:]))  # fmt: skip
+
+    @property
+    def first_pair_need(self) -> int:
+        """First word of the needs of pairs."""
+        return 2 * len(self.nodes) + 2 * len(self.rows.others)
 
     @property
     def num_words(self) -> int:
         """Words of the needs of a batch, without flags."""
-        return 2 * len(self.nodes) + 2 * len(self.rows.others)
+        return self.first_pair_need + len(self.pairs)
 
 
 @dataclass
@@ -98,6 +113,11 @@ def _pad(count: int) -> int:
     return -(-count // _ALIGNED) * _ALIGNED
 
 
+def _pair_length(room: int) -> int:
+    """Count the words of a segment of so many pairs."""
+    return _pad(1 + 3 * room)
+
+
 class ExchangeSlot(Slot):
     """Slot with the segments of a batch, and the buffers of an owner that picks for all ranks."""
 
@@ -111,7 +131,12 @@ class ExchangeSlot(Slot):
             return torch.empty(size, dtype=dtype, device=device)
 
         self.room = room
-        words = parts * max(plan.node_length(most_nodes), room.num_words + 2)
+        num_pairs, num_found = room.pairs or (0, 0)
+        words = parts * max(plan.node_length(most_nodes), room.num_words + 2, _pair_length(num_pairs))
+        # Their number, relations, expanded nodes and neighbors.
+        self.pairs = torch.zeros(1 + 3 * num_pairs, dtype=torch.int64, device=device)
+        self.num_found, self.found_edges = reserve(1), reserve(num_found)
+        self.excluded = torch.full((num_found,), LAST_EDGE, dtype=torch.int64, device=device)
         # Kernels that are loaded before the first exchange find segments without nodes.
         self.to_send, self.received = torch.zeros(2, words, dtype=torch.int64, device=device).unbind()
         answers = parts * max((plan.answer_items(n) + 2 * e for n, e in zip(*room[:2], strict=True)), default=0)
@@ -157,6 +182,7 @@ class ExchangePlan(HeteroGpuPlan):
         node_rows: Rows of nodes that batches have; None for batches without.
         sent: Gets the bytes sent to other ranks, head-room of segments included: `rows`, and `hops` for all else.
         repeats: True if nodes may stand several times among the seeds, as the ends of links; see `HeteroGpuPlan`.
+        excludes: True if batches leave out edges; equal on all ranks.
 
     Attributes:
         room: Room of segments, equal on all ranks.
@@ -172,7 +198,7 @@ class ExchangePlan(HeteroGpuPlan):
 
     def __init__(self, part: GraphPart, plan: GeneralPlan, transport: Transport,
                  node_rows: CapturedRows | None = None, sent: Counter[str] | None = None, *,
-                 repeats: bool = False) -> None:  # fmt: skip
+                 repeats: bool = False, excludes: bool = False) -> None:  # fmt: skip
         topology: Any = plan.topology
         topo: PartTopo = topology.topo
         all_edges = np.full(len(topo.edge_types), -1)
@@ -197,7 +223,9 @@ class ExchangePlan(HeteroGpuPlan):
         self._most_slots = 3
         self.node_rows = node_rows
         rows = RowRoom() if node_rows is None else node_rows.first_room()
-        self.room = Room((_FIRST_NODES,) * self.num_requests, (_FIRST_EDGES,) * self.num_requests, rows)
+        self._excludes = excludes and self.num_requests > 0
+        self.room = Room((_FIRST_NODES,) * self.num_requests, (_FIRST_EDGES,) * self.num_requests, rows,
+                         (_FIRST_PAIRS,) * 2 if self._excludes else ())  # fmt: skip
         self._tables: tuple[Any, ...] = ()
         self._sent: Counter[str] = Counter() if sent is None else sent
         # Bytes that a batch sends without the rows.
@@ -209,6 +237,9 @@ class ExchangePlan(HeteroGpuPlan):
         per_type = np.bincount(topo.expanded, minlength=len(topo.node_types))
         self._most_relations = int(per_type.max(initial=0))
         self._asked_template = upload(self._list_asked_templates(part, plan), device)
+        # Of the expanded nodes of each relation: start of their type, and shift of their positions to rows.
+        own = topo.type_starts[topo.expanded], topo.row_starts[:-1] - part.own_starts[topo.expanded]
+        self._pair_starts, self._row_shifts = upload(np.stack(own), device).unbind()
         self._none = self.id_starts[:0]
         transport.hold(self)
 
@@ -218,8 +249,8 @@ class ExchangePlan(HeteroGpuPlan):
 
         Args:
             requests: Seeds of one batch, and their times; there may be no seeds. Or its links.
-            excluded: Edges of this part that the batches of all ranks leave out: rank * E + position, ascending, int64
-                `[X]`; None for none.
+            excluded: Pairs whose edges the batch leaves out: relations, expanded nodes and neighbors of `list_pairs`,
+                int64 `[3, P]`; None for none, if the plan does not exclude.
 
         Raises:
             RankError: another rank failed or is gone.
@@ -262,14 +293,28 @@ class ExchangePlan(HeteroGpuPlan):
         return words.reshape(-1)
 
     def _count_excluded(self, pending: Pending) -> int:
-        _, excluded, _ = pending.seeds
-        return 0 if excluded is None else int(excluded.numel())
+        # The room for them is agreed.
+        return 0
 
-    def _write_excluded(self, slot: Slot, excluded: Any) -> None:
-        count = 0 if excluded is None else excluded.numel()
-        if count:
-            slot.excluded[:count].copy_(excluded)
-        slot.excluded[count:].fill_(LAST_EDGE)
+    def _write_excluded(self, slot: Any, excluded: Tensor) -> None:
+        count, room = excluded.shape[1], slot.room.pairs[0]
+        slot.pairs[0] = count
+        if 0 < count <= room:
+            slot.pairs[1:].view(3, room)[:, :count].copy_(excluded)
+
+    def _exclude(self, slot: Any, stream: int) -> None:
+        """Tell all ranks the pairs of this rank's batch, and find the edges here that batches leave out."""
+        (room, _), parts, need = slot.room.pairs, self.num_parts, slot.room.first_pair_need
+        length, rows = _pair_length(room), self.rows
+        run_gpu(frontier_segments.send_pairs_gpu, grid_for(parts * slot.pairs.numel(), slot.state), slot.pairs, parts,
+                length, slot.to_send, slot.num_found, slot.needs, need, stream=stream)  # fmt: skip
+        self._exchange(slot.to_send, slot.received, length, stream)
+        run_gpu(frontier_segments.find_pair_edges_gpu, max(1, min(self._scratch.block_sums.numel(), parts * room)),
+                slot.received, parts, room, length, self._pair_starts, self._row_shifts, self._num_ids,
+                *self._directory, rows.indptr, rows.indices, slot.num_found, slot.found_edges, slot.needs, need + 1,
+                stream=stream)  # fmt: skip
+        run_gpu(sort_edges_gpu, grid_for(slot.excluded.numel(), slot.state), slot.num_found, 0, slot.found_edges,
+                slot.excluded, stream=stream)  # fmt: skip
 
     def _has_room(self, slot: ExchangeSlot, pending: Pending) -> bool:  # type: ignore[override]
         return slot.room == self.room and super()._has_room(slot, pending)
@@ -379,6 +424,8 @@ class ExchangePlan(HeteroGpuPlan):
 
     def _enqueue(self, slot: Any, stream: int) -> None:
         self._hop_bytes = 0
+        if self._excludes:
+            self._exclude(slot, stream)
         super()._enqueue(slot, stream)
         if self.node_rows is None:
             count = slot.needs.numel()

@@ -123,20 +123,18 @@ class Picker:
         is_small = len(fanouts) > 0 and fanouts.min() >= 0 and fanouts.max() <= _SMALL
         return Wire(torch.uint8 if is_small else torch.int32, self.words.dtype)
 
-    def find_excluded(self, messages: Sequence[Tensor], num_batches: int | None = None) -> Tensor:
+    def find_excluded(self, messages: Sequence[Tensor]) -> Tensor:
         """Find the edges that the first batches of several requesters exclude, for `pick`.
 
         Args:
             messages: Numbers of relations, expanded nodes and neighbors in the id space of all types, int64 `[3, P]` in
                 bytes, of each requester.
-            num_batches: Batches that a requester has room for; None for those of this object.
         """
         topo = self._topo
         sizes = [message.numel() // 24 for message in messages]
         tables = [Unpacker(message).take(torch.int64, 3, size) for message, size in zip(messages, sizes, strict=True)]
         relations, expanded, neighbors = torch.cat(tables, 1).unbind()
-        room = self._num_batches if num_batches is None else num_batches
-        batches = upload(np.repeat(np.arange(len(sizes)) * room, sizes), self._device)
+        batches = upload(np.repeat(np.arange(len(sizes)) * self._num_batches, sizes), self._device)
         begins = np.stack([topo.type_starts[topo.expanded], topo.row_starts[:-1] - self._shifts])
         firsts, rows = upload(begins, self._device)[:, relations]
         places, _ = self._part.find_places(expanded + firsts)
@@ -220,11 +218,6 @@ class FrontierExchange:
         others = self._communicator.exchange(self.list_excluded(excluded), "excluded")
         own = others.pop(self._communicator.rank)
         return self.picker.find_excluded([*others, own])
-
-    def find_excluded_by_rank(self, excluded: Excluded) -> Tensor:
-        """Find the edges of this part that the batch of each rank leaves out, for an `ExchangePlan`."""
-        messages = self._communicator.exchange(self.list_excluded([excluded]), "excluded")
-        return self.picker.find_excluded(messages, num_batches=1)
 
     def list_excluded(self, excluded: Sequence[Excluded]) -> list[Tensor]:
         """List excluded pairs in bytes, by owner of their edges."""

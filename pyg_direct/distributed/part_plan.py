@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from pyg_direct.distributed.captured_rows import CapturedRows
 from pyg_direct.distributed.exchange_plan import ExchangePlan
@@ -24,7 +25,7 @@ from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.sampling_options import GeneralRecipe
-from pyg_direct.sampling.seeds import Excluded, Request, Seeds
+from pyg_direct.sampling.seeds import Excluded, Request, Seeds, list_pairs
 
 
 class PartPlan(GeneralPlan):
@@ -51,8 +52,8 @@ class PartPlan(GeneralPlan):
         super().__init__(placed, recipe)
         self.part, self._communicator, self._rows_of_nodes = part, communicator, rows
         self._frontiers = open_frontiers(part, placed, self, communicator)
-        # By whether nodes may stand several times among the seeds.
-        self._captured_plans: dict[bool, ExchangePlan] = {}
+        # By whether nodes may stand several times among the seeds, and whether batches leave out edges.
+        self._captured_plans: dict[tuple[bool, bool], ExchangePlan] = {}
 
     @property
     def is_captured(self) -> bool:
@@ -75,11 +76,10 @@ class PartPlan(GeneralPlan):
             return super().submit_together(requests, keys, excluded, repeats=repeats)
         for key in keys:
             check_key("key", key)
-        plan, pending = self._find_captured(repeats), []
+        plan, pending = self._find_captured(repeats, excluded is not None), []
         for number, (request, key) in enumerate(zip(requests, keys, strict=True)):
-            # Before the hops, which are captured.
-            without = None if excluded is None else self._frontiers.find_excluded_by_rank(excluded[number])
-            pending.append(plan.submit([request], [key], without))
+            pairs = None if excluded is None else torch.stack(list_pairs(self.topology, [excluded[number]])[:3])
+            pending.append(plan.submit([request], [key], pairs))
         return self._join(pending)
 
     def find_plain(self) -> ExchangePlan | None:
@@ -89,15 +89,16 @@ class PartPlan(GeneralPlan):
         plan = self._find_captured()
         return plan if plan.is_plain else None
 
-    def _find_captured(self, repeats: bool = False) -> ExchangePlan:
+    def _find_captured(self, repeats: bool = False, excludes: bool = False) -> ExchangePlan:
         """Find the captured plan of this process's part; all ranks sample a batch by the same one."""
-        repeats = repeats and not self.disjoint
-        if repeats not in self._captured_plans:
+        options = repeats and not self.disjoint, excludes
+        if options not in self._captured_plans:
             segments = self._communicator.open_segments()
             assert segments is not None
-            self._captured_plans[repeats] = ExchangePlan(self.part, self, segments, self._open_node_rows(),
-                                                         self._communicator.sent, repeats=repeats)  # fmt: skip
-        return self._captured_plans[repeats]
+            self._captured_plans[options] = ExchangePlan(self.part, self, segments, self._open_node_rows(),
+                                                         self._communicator.sent, repeats=options[0],
+                                                         excludes=excludes)  # fmt: skip
+        return self._captured_plans[options]
 
     def _open_node_rows(self) -> CapturedRows | None:
         """Return the rows that come with captured batches; all ranks agree on them."""

@@ -34,6 +34,7 @@ from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import check_count, check_offsets, check_topology
 from pyg_direct.ops.local_ids.build_csr import compress
 from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
+from pyg_direct.runtime.cuda.memory import choose_host_memory
 from pyg_direct.runtime.host.host_memory import check_size, has_room, parse_size
 from pyg_direct.runtime.host.shared_memory import SharedMemory, share
 from pyg_direct.typing import Device
@@ -410,7 +411,13 @@ class CSRTopo:
         """
         target = resolve_device(device)
         if placement == "auto":
-            placement = self.choose_placement(target)
+            try:
+                return self.place(self.choose_placement(target), target, topology_cache=topology_cache)
+            except torch.OutOfMemoryError as error:
+                reason = str(error).split(".")[0]
+            torch.cuda.empty_cache()
+            placement = choose_host_memory(target.index)
+            warn(f"the topology goes to {placement} memory, as GPU memory ran out: {reason}", PlacementWarning)
         check_place("placement", placement, target, PLACES)
         if topology_cache != "auto":
             check_size(0 if topology_cache is None else topology_cache, "topology_cache")

@@ -1,6 +1,5 @@
 """Arguments of loaders, checked by the constructor: options of torch's DataLoader, seeds, sharing of memory.
 
-`is_plain` says if the captured plan of a homogeneous graph makes the batches, for a `Data` sampled uniformly.
 `read_input_nodes` reads the seeds.
 
 Options that loaders and functions take as `**kwargs` have names here, so that type checkers find misspelt ones.
@@ -15,8 +14,6 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.sampler import NumNeighbors
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn, warn_unused
 from pyg_direct.features.process_sharing import POLICIES, check_cold
@@ -130,16 +127,6 @@ def settle_sharing(cache_policy: str | None, cold_policy: str) -> dict[str, str]
     if cache_policy is None and cold_policy != "auto":
         raise ArgumentError(f"cold_policy={cold_policy!r} needs a cache_policy, got None")
     return {} if cache_policy is None else {"cache_policy": cache_policy, "cold_policy": cold_policy}
-
-
-def is_plain(data: Any, num_neighbors: Any, neighbor_sampler: Any, time_attr: str | None, weight_attr: str | None,
-             disjoint: bool, subgraph_type: Any, directed: bool) -> bool:  # fmt: skip
-    """Check if the captured plan of a homogeneous graph makes these batches."""
-    if isinstance(num_neighbors, NumNeighbors):
-        num_neighbors = num_neighbors.values
-    is_directional = getattr(subgraph_type, "value", subgraph_type) == "directional" and directed
-    return (isinstance(data, Data) and not isinstance(num_neighbors, dict) and neighbor_sampler is None
-            and time_attr is None and weight_attr is None and not disjoint and is_directional)  # fmt: skip
 
 
 def read_input_nodes(input_nodes: Any, name: str = "input_nodes", kind: str | None = None) -> Tensor | None:

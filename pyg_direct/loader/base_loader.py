@@ -85,7 +85,7 @@ class SavedAsPyg:
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 # Attributes of a loader that belong to the memory of its process.
 _PLACED = ("_checked", "_drawing", "_general", "_graphs", "_numbers", "_owners", "_placed",
-           "_plan", "_plan_topology", "_planned", "_ppr", "_reads", "_recorder", "_row_windows", "_sampled_topology",
+           "_plan", "_plan_topology", "_ppr", "_reads", "_recorder", "_row_windows", "_sampled_topology",
            "_typed_plan")  # fmt: skip
 # Packages whose hooks do not count as the program's.
 _ROOMS = ("pyg_direct", "torch_geometric", "torch")
@@ -584,6 +584,23 @@ class EpochLoader(ReportedLoader):
         line = describe_places(self._summarise_places() or ())
         if line:
             announce(line)
+
+
+class WholeBatchLoader(EpochLoader):
+    """Base of loaders whose `_submit` makes the whole batch, `Finished`."""
+
+    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        return sample
+
+    def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
+                   ) -> Iterator[Any]:  # fmt: skip
+        if self.device.type == "cpu":
+            yield from super()._work_here(key, batches, record)
+            return
+        # A batch may hold objects of the program's: on the current stream the allocator needs no mark for them.
+        stages = self._stages(key, record)
+        for number, seeds in batches:
+            yield make_batch(stages, number, seeds)
 
 
 def check_ahead(ahead: Any, super_batch: int | None) -> None:

@@ -1,8 +1,7 @@
 """Ranking of the rows that a loader will read most, computed before its first epoch.
 
-`rank_rows` and `rank_edges` rank for a `NeighborLoader` with uniform sampling, `rank_sampled` for other loaders over a
-`NeighborSampler`. Probabilities are computed when a cache needs them: not on a CPU, and not if all rows are in GPU
-memory.
+`rank_sampled` ranks for every loader over a `NeighborSampler`. Probabilities are computed when a cache needs them: not
+on a CPU, and not if all rows are in GPU memory.
 """
 
 from __future__ import annotations
@@ -120,33 +119,11 @@ class ReadChances:
         return order_by_edge(self._compute()[1][0], indptr, num_edges, eid)
 
 
-def rank_rows(loader: Any, placed: PlacedTopology, plan: Any, may_sample: bool = True) -> Listing:
-    """Find the ranking of the rows of a loader's node attributes, by its `hotness`.
-
-    Args:
-        loader: A `NeighborLoader` with uniform sampling.
-        may_sample: Count reads if `hotness` needs it; True the first time.
-    """
-    listing = Ranking.of(placed)
-    # On a CPU no rows are copied, and reads of a user's sampler are not known.
-    if loader.hotness == "degree" or loader.device.type == "cpu" or not loader._samples_itself:
-        return listing
-    if loader.hotness == "expected":
-        return Ranked(listing, _open_reads(loader, placed).of_nodes)
-    return Ranked(listing, score_nodes(loader, placed, plan)) if may_sample else listing
-
-
-def rank_edges(loader: Any, placed: PlacedTopology) -> Ranked | None:
-    """Find the probability of each edge to be in a batch, if it also ranks nodes and a GPU has room; otherwise None."""
-    if loader.hotness != "expected" or loader.device.type == "cpu" or not loader._samples_itself:
-        return None
-    eid = placed.edge_ids if placed.edge_ids.numel() else None
-    return _rank_edges(loader, _open_reads(loader, placed), placed.indptr, placed.indices, eid)
-
-
-def _rank_edges(loader: Any, reads: ReadChances, indptr: Tensor, indices: Tensor, eid: Tensor | None
-                ) -> Ranked | None:  # fmt: skip
-    store, num_edges = loader.data._store, indices.numel()
+def _rank_edges(loader: Any, reads: ReadChances, topology: Any) -> Ranked | None:
+    """Find the probability of each edge to be in a batch; None if edges have no rows, or the device has no room."""
+    (indptr, indices), store = _find_rows(topology), loader.data._store
+    num_edges, eid = indices.numel(), topology.edge_ids if isinstance(topology, PlacedTopology) else topology.eid
+    eid = None if eid is not None and not eid.numel() else eid
     if not any(store.is_edge_attr(key) for key in store if key not in ("edge_index", "adj_t")):
         return None
     free = free_bytes(indptr.device.index) if indptr.is_cuda else available_bytes()
@@ -155,32 +132,18 @@ def _rank_edges(loader: Any, reads: ReadChances, indptr: Tensor, indices: Tensor
     return Ranked(Ranking(indices, num_edges, num_edges), partial(reads.of_edges, indptr, num_edges, eid))
 
 
-def _nodes_of(loader: Any, num_nodes: int) -> Tensor:
-    nodes: Tensor | None = loader.input_data.node
-    return torch.arange(num_nodes, device="cpu") if nodes is None else nodes
+def score_nodes(loader: Any) -> Tensor:
+    """Estimate how often a loader will read each node, by its `hotness`, `[N]`, on the device that samples.
 
-
-def _open_reads(loader: Any, placed: PlacedTopology) -> ReadChances:
-    """Open the probabilities of a loader's reads, kept as long as its sampling options do not change."""
-    key = placed, loader._recipe
-    if loader._reads is None or any(old is not new for old, new in zip(loader._reads[0], key, strict=True)):
-        loader._reads = key, _make_reads(loader, placed)
-    return loader._reads[1]  # type: ignore[no-any-return]
-
-
-def _make_reads(loader: Any, placed: PlacedTopology) -> ReadChances:
-    rows = ListedRows(placed.indptr, placed.indices, slice(0, placed.num_nodes), loader.num_neighbors)
-    draw = SeedDraw(None, loader.batch_size or 1, _nodes_of(loader, placed.num_nodes))
-    return ReadChances(lambda: [rows], [draw], {None: rows.nodes}, loader._recipe.replace)
-
-
-def score_nodes(loader: Any, placed: PlacedTopology, plan: Any) -> Tensor:
-    """Estimate how often a loader will read each node, by its `hotness`, `[N]`, on the device that samples."""
-    nodes, scores = _nodes_of(loader, placed.num_nodes), _make_reads(loader, placed).of_nodes()
-    num_batches = _count_batches(loader, nodes) if loader.hotness == "frequency" else 0
+    Args:
+        loader: A `NeighborLoader` whose plan is open.
+    """
+    reads = _read_sampler(loader, loader._sampled_topology)
+    assert reads is not None
+    scores, num_batches = reads.of_nodes(), _count_batches(loader) if loader.hotness == "frequency" else 0
     if num_batches > 0:
         with Bar(num_batches, "ranking rows by a run of sampling", "batches") as bar:
-            counts = count_reads(_sample(loader, nodes, plan, num_batches, bar), placed.num_nodes)
+            counts = count_reads(_sample(loader, num_batches, bar), loader._plan.topology.num_nodes)
         scores = blend_reads(counts, scores)
     return scores
 
@@ -208,21 +171,22 @@ def rank_sampled(loader: Any, topology: Any) -> Rankings:
     """
     if topology is None:
         return Rankings({})
-    has_types = isinstance(topology, HeteroTopo)
+    has_types, lists = isinstance(topology, HeteroTopo), _find_lists(loader, topology)
     kinds = [None if topology.is_homogeneous else kind for kind in topology.node_types] if has_types else [None]
     nodes: dict[str | None, Listing] = {
-        kind: TypeRanking(topology, NODES if kind is None else kind) if has_types else topology for kind in kinds
+        kind: TypeRanking(topology, NODES if kind is None else kind) if has_types else _find_listing(lists)
+        for kind in kinds
     }
     reads = _read_sampler(loader, topology)
     if reads is None:
         return Rankings(nodes)
+    if loader.hotness == "frequency":
+        # Reads are counted before the first epoch.
+        is_counted = loader._general is None and loader._plan is not None
+        return Rankings({None: Ranked(nodes[None], score_nodes(loader))} if is_counted else nodes)
     ranked: dict[str | None, Listing] = {
         kind: Ranked(own, partial(reads.of_nodes, kind)) for kind, own in nodes.items()}  # fmt: skip
-    if has_types:
-        return Rankings(ranked)
-    indptr, indices = _find_rows(topology)
-    edges = _rank_edges(loader, reads, indptr, indices, topology.eid)
-    return Rankings(ranked, edges)
+    return Rankings(ranked, None if has_types else _rank_edges(loader, reads, lists))
 
 
 def _read_sampler(loader: Any, topology: Any) -> ReadChances | None:
@@ -230,7 +194,7 @@ def _read_sampler(loader: Any, topology: Any) -> ReadChances | None:
     known.
     """
     sampler = loader._sampler
-    if loader.hotness != "expected" or loader.device.type == "cpu" or not is_own(sampler, NeighborSampler):
+    if loader.hotness == "degree" or loader.device.type == "cpu" or not is_own(sampler, NeighborSampler):
         return None
     has_types = isinstance(topology, HeteroTopo)
     if has_types and (topology.is_temporal or topology.weighted.any()):
@@ -245,7 +209,9 @@ def _read_sampler(loader: Any, topology: Any) -> ReadChances | None:
                 kinds, topology.type_starts[:-1], topology.num_nodes.values(), strict=True)}  # fmt: skip
             make_lists: Any = partial(_list_relations, topology, fanouts)
         else:
-            parts, make_lists = {None: slice(0, topology.node_count)}, partial(_list_rows, topology, recipe.fanouts)
+            lists = _find_lists(loader, topology)
+            nodes = slice(0, topology.node_count)
+            parts, make_lists = {None: nodes}, partial(_list_rows, lists, nodes, recipe.fanouts)
         draws = loader._list_draws()
         if any(draw.kind not in parts for draw in draws):
             return None
@@ -253,17 +219,28 @@ def _read_sampler(loader: Any, topology: Any) -> ReadChances | None:
     return loader._reads[1]  # type: ignore[no-any-return]
 
 
+def _find_lists(loader: Any, topology: Any) -> Any:
+    """Find the neighbor lists that rank rows: those that the loader's plan has placed, if it has a plan."""
+    return topology if loader._plan is None else loader._plan.topology
+
+
+def _find_listing(lists: CSRTopo | PlacedTopology) -> Listing:
+    return Ranking.of(lists) if isinstance(lists, PlacedTopology) else lists
+
+
 def _find_rows(topology: Any) -> tuple[Tensor, Tensor]:
-    """Find the row offsets and neighbors of a topology, on one device."""
+    """Find the row offsets and neighbors of a topology, on one device, or where a plan reads them."""
+    if isinstance(topology, PlacedTopology):
+        return topology.indptr, topology.indices
     return topology.indptr.to(topology.indices.device), topology.indices
 
 
-def _list_rows(topology: CSRTopo, fanouts: Sequence[int]) -> list[ListedRows]:
-    indptr, indices = _find_rows(topology)
-    # The arrays may be the program's, and may have been written to.
-    if not indptr.is_cuda:
+def _list_rows(lists: CSRTopo | PlacedTopology, nodes: slice, fanouts: Sequence[int]) -> list[ListedRows]:
+    indptr, indices = _find_rows(lists)
+    # The arrays may be the program's, and may have been written to; a plan checks its own.
+    if not indptr.is_cuda and not isinstance(lists, PlacedTopology):
         check_topology(indptr, indices)
-    return [ListedRows(indptr, indices, slice(0, topology.node_count), fanouts)]
+    return [ListedRows(indptr, indices, nodes, fanouts)]
 
 
 def _list_relations(topology: HeteroTopo, fanouts: np.ndarray) -> list[ListedRows]:
@@ -279,22 +256,22 @@ def _list_relations(topology: HeteroTopo, fanouts: np.ndarray) -> list[ListedRow
     return lists
 
 
-def _count_batches(loader: Any, nodes: Tensor) -> int:
+def _count_batches(loader: Any) -> int:
     """Count the batches to sample for counting: none if the probabilities are exact and the user requests no
     counting.
     """
     presample = loader.presample
     if presample is None:
-        recipe = loader._recipe
+        recipe = loader._plan.recipe
         if not recipe.replace and recipe.sampling == "uniform":
             return 0
         presample = _A_LITTLE
-    return max(1, round(presample * len(nodes) / (loader.batch_size or 1)))
+    return max(1, round(presample * len(loader.input_data.node) / (loader.batch_size or 1)))
 
 
-def _sample(loader: Any, nodes: Tensor, plan: Any, num_batches: int, bar: Bar) -> Iterator[Tensor]:
+def _sample(loader: Any, num_batches: int, bar: Bar) -> Iterator[Tensor]:
     """Iterate over nodes of batches, from epochs that training does not use."""
-    batch_size, left = loader.batch_size or 1, num_batches
+    nodes, batch_size, left = loader.input_data.node, loader.batch_size or 1, num_batches
     # Without the loader's seed a fixed one: counting takes nothing from torch's generator.
     seed = loader.seed or 0
     for epoch in itertools.count(_FIRST_EPOCH):
@@ -304,5 +281,5 @@ def _sample(loader: Any, nodes: Tensor, plan: Any, num_batches: int, bar: Bar) -
             if left == 0:
                 return
             left -= 1
-            yield plan.sample(part, batch_key(seed, epoch, number)).n_id
+            yield loader._plan.sample(part, batch_key(seed, epoch, number)).n_id
             bar.update(1)

@@ -188,7 +188,7 @@ def infer(model: torch.nn.Module, data: Data | tuple[FeatureStore, Data] | Neigh
         batch_size = data.batch_size if batch_size is None else batch_size
         ahead = data.ahead if ahead is None and isinstance(data.data, tuple) else ahead
         options = {"device": data.device, "topology_placement": data.topology_placement,
-                   "topology_cache": data.topology_cache, "prefetch": data.prefetch}  # fmt: skip
+                   "topology_cache": data.node_sampler.topology_cache, "prefetch": data.prefetch}  # fmt: skip
         data = data.data
     # All neighbors in order: the program's random numbers do not move on for a seed.
     options = {"seed": 0, **options}
@@ -287,19 +287,19 @@ def _open_stored(store: FeatureStore, graph: Data, batch_size: int | None, ahead
 
 def check_inference_loader(loader: NeighborLoader) -> None:
     """Check that a loader makes its own batches of all nodes in order, with all neighbors of one hop."""
-    fanouts = loader.num_neighbors if loader._recipe is not None else loader.node_sampler.num_neighbors.values
-    if list(fanouts) != [-1]:
+    in_stores = isinstance(loader.data, tuple) and is_own(loader.node_sampler) and EpochLoader._is_own(loader)
+    if not in_stores and not loader._is_own():
+        raise ArgumentError("data must be a loader without a sampler, filter_fn or transform_sampler_output of the "
+                            "program's, as no batch would pass them; give its Data, or call model.inference(loader)"
+                            )  # fmt: skip
+    fanouts = loader.node_sampler.num_neighbors.values
+    if fanouts != [-1]:
         raise ArgumentError(f"data must be a loader with num_neighbors=[-1], got {fanouts}")
     nodes, count = loader.input_data.node, _split(loader.data, True)[0].num_nodes
     if nodes.numel() != count or bool((nodes.cpu() != torch.arange(nodes.numel(), device="cpu")).any()):
         raise ArgumentError("data must be a loader over all nodes in order; leave out input_nodes")
     if not isinstance(loader.sampler, torch.utils.data.SequentialSampler):
         raise ArgumentError("data must be a loader with shuffle=False")
-    in_stores = isinstance(loader.data, tuple) and is_own(loader.node_sampler) and EpochLoader._is_own(loader)
-    if not in_stores and not loader._is_own():
-        raise ArgumentError("data must be a loader without a sampler, filter_fn or transform_sampler_output of the "
-                            "program's, as no batch would pass them; give its Data, or call model.inference(loader)"
-                            )  # fmt: skip
 
 
 class _Rows:

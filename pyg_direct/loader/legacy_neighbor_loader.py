@@ -16,20 +16,19 @@ from typing_extensions import Unpack
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.arguments import TorchOptions, read_input_nodes, settle_workers
-from pyg_direct.loader.base_loader import ALONE, EpochLoader, is_said_anew, make_batch
-from pyg_direct.loader.batch_report import EpochRecord
+from pyg_direct.loader.base_loader import WholeBatchLoader, is_said_anew
 from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.ops.argument_checks import as_ids, check_callables, check_fanouts, check_flag, check_ids
-from pyg_direct.sampler.keyed_sampler import take_key, under_key
+from pyg_direct.sampler.keyed_sampler import OwnSampler, under_key
+from pyg_direct.sampling.captured_plan import Finished
 from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler
-from pyg_direct.sampling.random_key import EpochKey, call_key
+from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
 
 _MODES = {"auto": "auto", "cuda": "GPU", "unified": "UVA", "cpu": "CPU"}
 
 
-class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
+class NeighborSampler(WholeBatchLoader, PygNeighborSampler):  # type: ignore[misc]
     """Layers around nodes, after PyG's old `NeighborSampler`: `(batch_size, n_id, adjs)`, outermost layer first.
 
     A layer is PyG's `EdgeIndex`, or `Adj` for a `SparseTensor`, and expands all nodes so far. With one layer `adjs` is
@@ -127,11 +126,9 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
             ArgumentError, ArgumentTypeError, IdError: `batch`, rule and value.
         """
         nodes = check_ids("batch", as_ids("batch", batch)).long()
-        key = take_key()
-        if key is None:
-            key = call_key(self.seed, self._num_calls)
-            self._num_calls += 1
-        return self._draw(nodes, key)
+        return self._draw(nodes, self._next_key())
+
+    _next_key = OwnSampler._next_key
 
     def _draw(self, nodes: Tensor, key: int) -> Any:
         n_id, batch_size, layers = self._sampler.sample(nodes, key=key)
@@ -160,10 +157,10 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         own = key.of_batch(number)
         if not is_said_anew(self, "sample"):
-            return _Made(self._draw(seeds.nodes, own))
+            return Finished(self._draw(seeds.nodes, own))
         with under_key(own):
             # A list, as from PyG.
-            return _Made(self.sample(seeds.nodes.tolist()))
+            return Finished(self.sample(seeds.nodes.tolist()))
 
     def _is_own(self) -> bool:
         return self._transform is None and not is_said_anew(self, "sample")
@@ -171,36 +168,12 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
     def _is_told_by_batches(self) -> bool:
         return not self._is_own() or self._values is not None
 
-    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
-        return sample.batch
-
-    def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
-                   ) -> Iterator[Any]:  # fmt: skip
-        if self.device.type == "cpu":
-            yield from super()._work_here(key, batches, record)
-            return
-        stages = self._stages(key, record)
-        # Its tuples may hold objects of a user's transform: on the current stream the allocator needs no mark for them.
-        for number, seeds in batches:
-            yield make_batch(stages, number, seeds)
-
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         topology, place = self._sampler.csr_topo, self._sampler._topology.placement
         return [f"topology: {topology.node_count} nodes, {topology.edge_count} edges, {place}"], {}
 
     def _list_options(self) -> Iterator[str]:
         yield str(self.sizes)
-
-
-class _Made:
-    """A complete batch."""
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-
-    def finish(self) -> _Made:
-        """Return itself: there is no wait."""
-        return self
 
 
 def _count_nodes(edge_index: Tensor, node_idx: Tensor | None, num_nodes: int | None) -> int:

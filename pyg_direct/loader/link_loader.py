@@ -13,22 +13,19 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 from torch_geometric.loader import LinkLoader as PygLinkLoader, LinkNeighborLoader as PygLinkNeighborLoader
-from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NegativeSampling
+from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NegativeSampling
 from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.row_dtypes import check_store_dtype
 from pyg_direct.graph.hetero_topo import EdgeType
-from pyg_direct.graph.placed_topology import ListReads
 from pyg_direct.loader.arguments import TorchOptions, check_custom_cls, check_stores, settle_workers
-from pyg_direct.loader.base_loader import ALONE, EpochLoader
+from pyg_direct.loader.base_loader import ALONE
 from pyg_direct.loader.batch_sampler import FEW_SEEDS, Seeds
-from pyg_direct.loader.collate.data import Attributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw
 from pyg_direct.loader.node_loader import check_input_id, check_times, join_windows
-from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
-from pyg_direct.loader.prefetch.drivers import note_memory
-from pyg_direct.loader.sampler_loader import GeneralLoader
+from pyg_direct.loader.prefetch.batch_groups import SharedRows
+from pyg_direct.loader.sampler_loader import GeneralLoader, is_uniform
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.argument_checks import check_callables, check_flag, check_ids, checks_keywords, in_short, tell_kind
 from pyg_direct.ops.rows.upload import upload
@@ -56,84 +53,13 @@ from pyg_direct.sampler.keyed_sampler import (
 )
 from pyg_direct.sampler.link_seeds import LoaderLinks, draws_itself, name_ends, tells_negatives
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
-from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
+from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.negative_links import MAX_NODES, check_weight
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.seeds import Ends
-from pyg_direct.sampling.uniform_plan import GpuPlan, is_captured_on
+from pyg_direct.sampling.uniform_plan import is_captured_on
 from pyg_direct.typing import Device
-
-
-class PlannedLinks:
-    """Maker of batches around links by a plan on a GPU, equal to the step-by-step result of `Links`."""
-
-    def __init__(self, sampler: NeighborSampler, given: EdgeSamplerInput, negatives: NegativeSampling | None) -> None:
-        self._sampler, self._given, self._negatives = sampler, given, negatives
-
-    def find_plan(self) -> GpuPlan | None:
-        """Find the plan that draws and places all links; None if links are strict, weighted, timed or excluded."""
-        sampler, negatives, nodes = self._sampler, self._negatives, self._sampler.num_nodes
-        if (self._given.time is not None or sampler.exclude_target_edges or not sampler._is_plain()
-                or not isinstance(nodes, int) or not 0 < nodes < MAX_NODES):  # fmt: skip
-            return None
-        if negatives is not None and (sampler.strict_negatives or negatives.src_weight is not None
-                                      or negatives.dst_weight is not None or draws_itself(negatives)):  # fmt: skip
-            return None
-        plan = sampler._open_plan(unique_seeds=True)
-        return plan if isinstance(plan, GpuPlan) else None
-
-    def submit(self, plan: GpuPlan, positions: Tensor, ends: Tensor, key: int) -> Pending:
-        """Start to sample around links.
-
-        Args:
-            positions: Positions of the links among all, int64 `[L]`.
-            ends: Their sources and targets, int64 `[L, 2]`, or their sources alone, `[L]`.
-        """
-        negatives, more_sources, more_targets = self._negatives, 0, 0
-        if negatives is not None:
-            more_targets = math.ceil(positions.shape[0] * negatives.amount)
-            more_sources = more_targets if negatives.is_binary() else 0
-        has_labels = more_sources > 0 and self._given.label is None
-        # Not by indexing, which wakes torch's threads for a few thousand items.
-        sources, targets = ends.unbind(1) if ends.dim() == 2 else (ends, self._given.col.index_select(0, positions))
-        return plan.submit(Ends(sources, targets, more_sources, more_targets, has_labels), key)
-
-    def build(self, attributes: Attributes, data: Any, sample: Sample, positions: Tensor, memory: list[Any]) -> Any:
-        """Build the batch; `memory` as in `Attributes.build`."""
-        given, negatives, ends = self._given, self._negatives, sample.ends
-        assert ends is not None
-        input_id = positions if given.input_id is None else given.input_id.index_select(0, positions)
-        batch = attributes.build(data, sample, input_id, memory=memory, counts_seeds=False)
-        store, places, count = batch._store._mapping, ends.places, positions.shape[0]
-        values: dict[str, Tensor | None] = {}
-        if negatives is None or negatives.is_binary():
-            values["edge_label_index"] = places.view(2, -1)
-            values["edge_label"] = last = self._find_labels(positions, ends.labels, places.shape[0] // 2)
-        else:
-            amount = places.shape[0] // count - 2
-            last = places[2 * count :].view(amount, count).t().contiguous().squeeze(-1)
-            values.update(src_index=places[:count], dst_pos_index=places[count : 2 * count], dst_neg_index=last,
-                          seed_time=None, edge_label_index=None)  # fmt: skip
-        values["edge_label_time"] = None
-        if memory and last is not None:
-            memory.append(last)
-        for name, value in values.items():
-            if value is None:
-                # PyG writes None for missing values.
-                store.pop(name, None)
-            else:
-                store[name] = value
-        register_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
-        return batch
-
-    def _find_labels(self, positions: Tensor, drawn: Tensor, num_pairs: int) -> Tensor | None:
-        """Build the labels of links and of negatives, `[num_pairs, ...]`; None without labels."""
-        if self._given.label is None:
-            return drawn if drawn.numel() else None
-        label = upload(self._given.label[positions], drawn.device)
-        count = num_pairs - positions.shape[0]
-        return torch.cat([label, label.new_zeros((count, *label.shape[1:]))]) if count else label
 
 
 class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
@@ -172,7 +98,6 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     """
 
     _item = ("link", None)
-    _planned: PlannedLinks | None = None
     # Name of the sampler's argument in messages.
     _sampler_name = "link_sampler"
 
@@ -282,8 +207,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     def _input(self) -> Tensor:
         links = self.input_data
         # Both ends are looked up for a whole epoch at once if this takes little memory.
-        is_few = links.row.numel() <= FEW_SEEDS
-        is_pair = is_few and (self._find_planned() is not None or self._samples_together())
+        is_pair = links.row.numel() <= FEW_SEEDS and (self._plan is not None or self._samples_together())
         return torch.stack([links.row, links.col], 1) if is_pair else links.row
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
@@ -291,42 +215,70 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                           neg_sampling=self.neg_sampling)  # fmt: skip
         return out
 
-    def _samples_together(self) -> bool:
-        # A sampler of a user's subclass may draw differently.
-        return is_own(self._sampler, NeighborSampler)
-
-    def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
-        if not self._samples_together():
-            return super()._submit_together(seeds, keys)
+    def _submit_to_sampler(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
         inputs = [self.input_data.take(own.positions, own.nodes) for own in seeds]
         pending: PendingOutput | Finished = self._sampler.submit_links_together(inputs, self.neg_sampling, keys)
         return pending
 
-    def _open_group(self, key: EpochKey) -> Together | None:
-        # Uniform batches of a graph without types are prefetched one by one.
-        is_plain = self._submits() and self._sampler._is_plain()
-        return None if is_plain else super()._open_group(key)
-
-    def _find_planned(self) -> tuple[PlannedLinks, GpuPlan] | None:
-        """Find the maker of batches inside a plan, if it supports all options."""
-        if self._planned is None or not EpochLoader._is_own(self):
+    def _open_plan(self) -> Any:
+        """Open the plan that draws and places all links; None if links are strict, weighted, timed or excluded."""
+        sampler, negatives = self._sampler, self.neg_sampling
+        if (not is_uniform(sampler) or not is_captured_on(sampler.device) or not self._is_own()
+                or not isinstance(self.data, Data) or self.input_data.time is not None
+                or not 0 < sampler.num_nodes < MAX_NODES):  # fmt: skip
             return None
-        plan = self._planned.find_plan()
-        return None if plan is None else (self._planned, plan)
+        if negatives is not None and (sampler.strict_negatives or negatives.src_weight is not None
+                                      or negatives.dst_weight is not None or draws_itself(negatives)):  # fmt: skip
+            return None
+        return sampler.open_plan(unique_seeds=True)
 
-    def _find_reads(self) -> ListReads | None:
-        found = self._find_planned()
-        return super()._find_reads() if found is None else found[1].topology.list_reads()
+    def _list_seeds(self, seeds: Seeds) -> Ends:
+        positions, ends, negatives, more_sources, more_targets = seeds.positions, seeds.nodes, self.neg_sampling, 0, 0
+        if negatives is not None:
+            more_targets = math.ceil(positions.shape[0] * negatives.amount)
+            more_sources = more_targets if negatives.is_binary() else 0
+        has_labels = more_sources > 0 and self.input_data.label is None
+        # Not by indexing, which wakes torch's threads for a few thousand items.
+        sources, targets = ends.unbind(1) if ends.dim() == 2 else (
+            ends, self.input_data.col.index_select(0, positions))  # fmt: skip
+        return Ends(sources, targets, more_sources, more_targets, has_labels)
+
+    def _build_sample(self, sample: Sample, positions: Tensor, shared: Mapping[str, SharedRows] = ALONE,
+                      memory: list[Any] | None = None) -> Any:  # fmt: skip
+        given, negatives, ends = self.input_data, self.neg_sampling, sample.ends
+        assert ends is not None
+        input_id = positions if given.input_id is None else given.input_id.index_select(0, positions)
+        batch = self._general.build(self.data, sample, input_id, memory=memory, counts_seeds=False)
+        store, places, count = batch._store._mapping, ends.places, positions.shape[0]
+        values: dict[str, Tensor | None] = {}
+        if negatives is None or negatives.is_binary():
+            values["edge_label_index"] = places.view(2, -1)
+            values["edge_label"] = last = self._find_labels(positions, ends.labels, places.shape[0] // 2)
+        else:
+            amount = places.shape[0] // count - 2
+            last = places[2 * count :].view(amount, count).t().contiguous().squeeze(-1)
+            values.update(src_index=places[:count], dst_pos_index=places[count : 2 * count], dst_neg_index=last,
+                          seed_time=None, edge_label_index=None)  # fmt: skip
+        values["edge_label_time"] = None
+        if memory and last is not None:
+            memory.append(last)
+        # As in PyG, missing values are removed.
+        _put(batch._store, **values)
+        register_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
+        return batch
+
+    def _find_labels(self, positions: Tensor, drawn: Tensor, num_pairs: int) -> Tensor | None:
+        """Build the labels of links and of negatives, `[num_pairs, ...]`; None without labels."""
+        if self.input_data.label is None:
+            return drawn if drawn.numel() else None
+        label = upload(self.input_data.label[positions], drawn.device)
+        count = num_pairs - positions.shape[0]
+        return torch.cat([label, label.new_zeros((count, *label.shape[1:]))]) if count else label
 
     def _prepare(self) -> Any:
         general = super()._prepare()
         if isinstance(self._sampler, NeighborSampler):
             self._sampler.forget_written()
-        self._planned = None
-        # A sampler of a user's subclass may draw differently.
-        is_ours = is_own(self._sampler, NeighborSampler) and isinstance(general, Attributes)
-        if is_ours and is_captured_on(self._sampler.device):
-            self._planned = PlannedLinks(self._sampler, self.input_data, self.neg_sampling)
         return general
 
     def _submits(self) -> bool:
@@ -334,25 +286,10 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         return isinstance(self._sampler, NeighborSampler) and is_own(self._sampler)
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
-        if not self._submits():
+        if self._plan is not None or not self._submits():
             return super()._submit(key, number, seeds)
-        own = key.of_batch(number)
-        found = self._find_planned()
-        if found is not None:
-            planned, plan = found
-            return planned.submit(plan, seeds.positions, seeds.nodes, own)
         links = self.input_data.take(seeds.positions, seeds.nodes)
-        return PendingOutput(self._sampler.submit_from_edges(links, self.neg_sampling, key=own), Drawn)
-
-    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
-        if not isinstance(sample, Sample):
-            return super()._fetch(sample, number, seeds, shared)
-        assert self._planned is not None
-        memory: list[Any] = []
-        batch = self._planned.build(self._general, self.data, sample, seeds.positions, memory)
-        if memory and self.device.type == "cuda":
-            note_memory(batch, memory)
-        return batch
+        return PendingOutput(self._sampler.submit_from_edges(links, self.neg_sampling, key=key.of_batch(number)), Drawn)
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
         """Write labels, times and indices into the same fields as PyG's loader."""

@@ -2,73 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace as replace_fields
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, NumNeighbors, SamplerOutput
+from torch_geometric.sampler import BaseSampler
 from typing_extensions import Unpack
 
-from pyg_direct.errors import ArgumentError, PlacementWarning, warn
-from pyg_direct.features.row_dtypes import check_store_dtype
-from pyg_direct.graph.csr_topo import CSRTopo
-from pyg_direct.graph.placed_topology import ListReads, PlacedTopology
-from pyg_direct.kernels.batch_counters import MAX_HOPS
+from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.arguments import (
     SubGraphOptions,
     TorchOptions,
-    check_custom_cls,
     check_stores,
-    is_plain,
-    read_input_nodes,
     settle_sharing,
-    settle_workers,
 )
-from pyg_direct.loader.base_loader import ALONE, EpochLoader
-from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.collate.data import Attributes, summarise
-from pyg_direct.loader.hot_row_ranking import check_ranking, rank_edges, rank_rows
-from pyg_direct.loader.memory_placement import Placed, keep_once
-from pyg_direct.loader.node_loader import NodeLoader, check_input_id, count_seeds, join_windows, open_loader
-from pyg_direct.loader.prefetch.batch_groups import SharedRows
-from pyg_direct.loader.prefetch.drivers import note_memory
-from pyg_direct.loader.prefetch.processes import Positions, WorkerSampler, number_items
-from pyg_direct.loader.sampler_loader import read_positions
-from pyg_direct.nn.sorted_edges import register_hops
-from pyg_direct.ops.argument_checks import check_callables, check_fanouts, check_flag, check_ids, checks_keywords
-from pyg_direct.ops.compute_content_hash import glance_only
-from pyg_direct.ops.sampling.sample_uniform import check_sampling
-from pyg_direct.runtime.cuda.memory import choose_host_memory
-from pyg_direct.runtime.host.host_memory import check_size
+from pyg_direct.loader.hot_row_ranking import check_ranking
+from pyg_direct.loader.memory_placement import keep_once
+from pyg_direct.loader.node_loader import NodeLoader, join_windows
+from pyg_direct.loader.sampler_loader import is_uniform
+from pyg_direct.ops.argument_checks import check_flag, checks_keywords
 from pyg_direct.sampler.graph_reader import (
     FanoutsOf,
     Graph,
-    Ids,
     InputNodes,
     Subgraph,
-    check_graph,
-    count_nodes,
-    read_topology,
     settle_filter,
 )
 from pyg_direct.sampler.keyed_sampler import (
-    Drawn,
     Output,
     check_is_used,
     device_for,
-    take_key,
-    to_output,
-    under_key,
 )
-from pyg_direct.sampler.neighbor_sampler import NeighborSampler, check_choices
-from pyg_direct.sampling.captured_plan import Pending
-from pyg_direct.sampling.random_key import EpochKey, call_key
-from pyg_direct.sampling.sampling_options import Recipe, Sample, check_hops
-from pyg_direct.sampling.uniform_plan import GpuPlan, open_plan
+from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.typing import Device
 
 
@@ -266,265 +233,34 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         self.sharing = settle_sharing(cache_policy, cold_policy)
         check_ranking(hotness, presample)
         self.hotness, self.presample = hotness, presample
-        if topology_cache not in (None, "auto"):
-            check_size(topology_cache, "topology_cache")
-        self.topology_cache = topology_cache
         check_is_used(neighbor_sampler, {"time_comparison": time_comparison, "time_window": time_window,
-                                         "topology_placement": topology_placement, "topology_cache": topology_cache},
+                                         "topology_placement": topology_placement, "topology_cache": topology_cache,
+                                         "sampling": sampling, "layer_dependency": layer_dependency},
                       {"replace": replace, "subgraph_type": subgraph_type, "disjoint": disjoint,
                        "temporal_strategy": temporal_strategy, "time_attr": time_attr, "weight_attr": weight_attr,
                        "is_sorted": is_sorted, "directed": directed})  # fmt: skip
         check_stores(data, cache_policy=cache_policy)
         check_flag("is_sorted", is_sorted)
         options = {**kwargs, "filter_per_worker": settle_filter(filter_per_worker, data)}
-        layer_dependency = check_flag("layer_dependency", layer_dependency)
-        plain = is_plain(data, num_neighbors, neighbor_sampler, time_attr, weight_attr,
-                         check_flag("disjoint", disjoint), subgraph_type, check_flag("directed", directed))  # fmt: skip
-        if plain:
-            check_custom_cls(data, custom_cls)
-            check_choices(temporal_strategy, time_comparison, time_window)
-            fanouts = list(num_neighbors.values) if isinstance(num_neighbors, NumNeighbors) else num_neighbors
-            self._open_plain(data, fanouts, input_nodes, replace, transform, transform_sampler_output, input_id,
-                             store_dtype, sampling, layer_dependency, options)  # fmt: skip
-            return
-        check_sampling(sampling, replace=False, layer_dependency=False)
-        for name, value, allowed in (
-            ("sampling", sampling, ("uniform",)),
-            ("layer_dependency", layer_dependency, (False,)),
-            ("hotness", hotness, ("degree", "expected")),
-            ("topology_cache", topology_cache, (None, "auto")),
-        ):
-            if value not in allowed:
-                raise ArgumentError(f"{name}={value!r} needs a Data that is sampled uniformly, without other options")
-        self._recipe: Recipe | None = None
         self._made_sampler = neighbor_sampler is None
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(
                 data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
                 is_sorted, directed=directed, device=device, placement=self.topology_placement, seed=self.seed,
-                time_comparison=time_comparison, time_window=time_window)  # fmt: skip
+                time_comparison=time_comparison, time_window=time_window, topology_cache=topology_cache,
+                sampling=sampling, layer_dependency=layer_dependency)  # fmt: skip
+        if hotness == "frequency" and not is_uniform(neighbor_sampler):
+            raise ArgumentError(f"hotness={hotness!r} needs a Data that is sampled uniformly, without other options")
         self._open_general(data, neighbor_sampler, input_nodes, input_time, transform, transform_sampler_output,
                            custom_cls, input_id, store_dtype, options)  # fmt: skip
 
-    def _open_plain(self, data: Data, num_neighbors: Any, input_nodes: Any, replace: bool, transform: Any,
-                    transform_sampler_output: Any, input_id: Any, store_dtype: torch.dtype | None, sampling: str,
-                    layer_dependency: bool, kwargs: Mapping[str, Any]) -> None:  # fmt: skip
-        """Check the inputs of uniform batches of a `Data`."""
-        check_graph(data)
-        check_callables(transform=transform, transform_sampler_output=transform_sampler_output)
-        self.replace = check_flag("replace", replace)
-        check_sampling(sampling, self.replace, layer_dependency)
-        self._recipe = Recipe((), self.replace, sampling=sampling, layer_dependency=layer_dependency)
-        self._choose_fanouts(num_neighbors)
-        check_store_dtype(store_dtype)
-        self.store_dtype = store_dtype
-        input_nodes = read_input_nodes(input_nodes)
-        num_nodes = count_nodes(data)
-        num_seeds = count_seeds(input_nodes, num_nodes)
-        check_input_id(input_id, num_seeds)
-        kwargs = settle_workers(type(self), kwargs, self.device, num_seeds=num_seeds)
-        # Without PyG's own constructor, which makes its sampler; its class is needed, as PyG's models check it.
-        open_loader(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
-                    input_id=input_id, **kwargs)  # fmt: skip
-        self.input_data.node = check_ids("input_nodes", self.input_data.node, num_nodes).long().cpu()
-        self._plan: Any = None
-        self._plan_topology: Any = None
-        self._plan_recipe: Recipe | None = None
-        self._num_calls = 0
-
-    def _choose_fanouts(self, num_neighbors: Any) -> None:
-        """Set other fanouts, from the next epoch or call on."""
-        self.num_neighbors = check_fanouts("num_neighbors", num_neighbors)
-        check_hops(self.num_neighbors, MAX_HOPS, "num_neighbors")
-        assert self._recipe is not None
-        self._recipe = replace_fields(self._recipe, fanouts=tuple(self.num_neighbors))
-
-    def _prepare(self) -> Any:
-        """Read `data` again, and place all parts that are not placed yet."""
-        if self._recipe is None:
-            return super()._prepare()
-        topology = read_topology(self.data, self.device)
-        self._check_inputs(input_nodes=(self.input_data.node, topology.node_count))
-        if self._plan_topology is not topology or self._plan_recipe is not self._recipe:
-            placed = self._place_topology(topology)
-            self._plan, self._plan_topology, self._placed = open_plan(placed, self._recipe), topology, placed
-            self._plan_recipe = self._recipe
-        self._placed.check_process()
-        # Attributes are placed afterwards.
-        is_first = self._general is None
-        ranking = rank_rows(self, self._placed, self._plan, may_sample=is_first)
-        edges = rank_edges(self, self._placed) if is_first else None
-        self._place_attributes(ranking, edges)
-        return self._general
-
-    def _summarise_places(self) -> Iterable[Placed] | None:
-        if self._recipe is None:
-            return super()._summarise_places()
-        rows = super()._summarise_places()
-        return None if rows is None else [summarise(self._plan_topology, self._placed), *rows]
-
-    def _place_attributes(self, ranking: Any, edges: Any = None) -> None:
-        counts = {"node": self._plan_topology.node_count, "edge": self._plan_topology.edge_count}
-        self._general = Attributes(self.data, ranking, self.device, self.placement, self.feature_cache,
-                                   self.store_dtype, self.sharing, edges, counts=counts)  # fmt: skip
-
-    def _renew_rows(self) -> None:
-        if self._recipe is None:
-            super()._renew_rows()
-        else:
-            self._place_attributes(rank_rows(self, self._placed, self._plan, may_sample=False))
-
-    def _place_topology(self, topology: CSRTopo) -> PlacedTopology:
-        place = self.topology_placement
-        if self.sharing:
-            place = keep_once(topology, place, self.device, self.sharing["cold_policy"])
-        try:
-            return topology.place(place, self.device, topology_cache=self.topology_cache)
-        except torch.OutOfMemoryError as error:
-            if self.topology_placement != "auto":
-                raise
-            reason = str(error).split(".")[0]
-        torch.cuda.empty_cache()
-        host = choose_host_memory(self.device.index)
-        warn(f"the topology goes to {host} memory, as GPU memory ran out: {reason}", PlacementWarning)
-        return topology.place(host, self.device, topology_cache=self.topology_cache)
-
-    def _sample_now(self, seeds: Tensor) -> Sample:
-        if self._general is None or self._plan_recipe is not self._recipe:
-            self._prepare()
-        key = take_key()
-        if key is None:
-            key = call_key(self.seed, self._num_calls)
-            self._num_calls += 1
-        # Of the plan's graph, which may have been edited since.
-        seeds = check_ids("index", seeds, self._plan_topology.node_count).long()
-        sample: Sample = self._plan.sample(seeds, key)
-        return sample
-
-    def __call__(self, index: Ids) -> Data | HeteroData:
-        """Make the batch around the input nodes at these positions; each call makes new draws."""
-        if not self._samples_itself:
-            return super().__call__(index)
-        with glance_only():
-            self._prepare()
-        positions = read_positions(index, len(self.dataset))
-        return self._finish_batch(self._build_plain(self._sample_now(self.input_data.node[positions]), positions))
-
-    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
-        if self._recipe is None:
-            return super()._submit(key, number, seeds)
-        if not self._samples_itself:
-            # The program has assigned its own sampler since.
-            with under_key(key.of_batch(number)):
-                return Drawn(self._ask(seeds.positions, None))
-        submit = self._plan.submit if isinstance(self._plan, GpuPlan) else self._plan.sample
-        pending: Pending | Sample = submit(seeds.nodes, key.of_batch(number))
-        return pending
-
-    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
-        if isinstance(sample, Drawn):
-            return super()._fetch(sample, number, seeds, shared)
-        memory: list[Any] = []
-        batch = self._build_plain(sample, seeds.positions, shared, memory)
-        if memory and self.device.type == "cuda":
-            note_memory(batch, memory)
-        return batch
-
-    def _build_plain(self, sample: Sample, positions: Tensor, shared: Mapping[str, SharedRows] = ALONE,
-                     memory: list[Any] | None = None) -> Any:  # fmt: skip
-        input_id = positions if self.input_data.input_id is None else self.input_data.input_id[positions]
-        if self._is_filtered:
-            return self.filter_fn(to_output(sample, input_id))
-        if self.transform_sampler_output is not None:
-            return self._build(to_output(sample, input_id))
-        batch = self._general.build(self.data, sample, input_id, shared=shared, memory=memory)
-        store = batch._store._mapping
-        store.pop("seed_time", None)
-        register_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
-        return batch
-
-    @property
-    def _samples_itself(self) -> bool:
-        """True if batches are sampled by the loader's own plan, without another sampler."""
-        return NodeSampler.serves(self.node_sampler)
-
-    def _is_own(self) -> bool:
-        if self._recipe is None:
-            return super()._is_own()
-        return EpochLoader._is_own(self) and self._samples_itself
-
-    def _open_group(self, key: EpochKey) -> Any:
-        if self._recipe is None:
-            return super()._open_group(key)
-        return EpochLoader._open_group(self, key) if self._is_own() else None
-
-    def _shared(self) -> Mapping[str, Any]:
-        return {} if self._general is None else self._general.on_host()
-
-    def _work_with_workers(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
-        assert self._recipe is not None
-        worker = WorkerSampler(self._plan_topology.to_cpu(), self._recipe, key, self.input_data.node)
-        pool: Any = torch.utils.data.DataLoader(
-            Positions(len(self.dataset)), collate_fn=worker, num_workers=self.num_workers,
-            batch_sampler=list(number_items(batches)), multiprocessing_context=self.multiprocessing_context,
-            timeout=self.timeout, worker_init_fn=self.worker_init_fn, prefetch_factor=self.prefetch_factor,
-            generator=torch.Generator().manual_seed(key.of_order() % 2**63))  # fmt: skip
-        # On the generator's device, even if torch's default device is another.
-        with torch.device("cpu"):
-            samples = iter(pool)
-        for item, sample in samples:
-            on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
-                               sample.e_id.to(self.device), sample.node_counts, sample.edge_counts,
-                               max_degree=sample.max_degree)  # fmt: skip
-            self._current_rows()
-            yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64, device="cpu"))
-
-    def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
-        if self._recipe is None:
-            return super()._list_places()
-        lines, rows = super()._list_places()
-        topology = (f"topology: {self._plan_topology.node_count} nodes, {self._plan_topology.edge_count} edges, "
-                    f"{self._placed.placement}")  # fmt: skip
-        return [topology, *lines], rows
-
-    def _find_reads(self) -> ListReads | None:
-        # `labor` reads whole lists.
-        is_uniform = self._recipe is not None and self._recipe.sampling == "uniform"
-        return self._placed.list_reads() if is_uniform else super()._find_reads()
-
-
-class NodeSampler:
-    """Sampler in the interface of PyG's `NodeLoader`; edge ids are final, so there is no permutation."""
-
-    edge_permutation = None
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    @classmethod
-    def serves(cls, sampler: Any) -> bool:
-        """Check if a sampler is of this class, and the program has replaced neither it nor its method."""
-        return (type(sampler) is cls and "sample_from_nodes" not in sampler.__dict__
-                and cls.sample_from_nodes is _SAMPLE_FROM_NODES)  # fmt: skip
-
-    @property
-    def num_neighbors(self) -> list[int]:
-        """Fanout of each hop; can be set, for the next epoch."""
-        return self._loader.num_neighbors
-
-    @num_neighbors.setter
-    def num_neighbors(self, num_neighbors: Any) -> None:
-        self._loader._choose_fanouts(num_neighbors)
-
-    def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput:
-        """Sample around nodes, under the next key of the loader's direct calls."""
-        seeds = index.node
-        sample = self._loader._sample_now(seeds)
-        input_id = torch.arange(seeds.numel(), device="cpu") if index.input_id is None else index.input_id
-        return to_output(sample, input_id)
-
-
-_SAMPLE_FROM_NODES = NodeSampler.sample_from_nodes
+    def _open_plan(self) -> Any:
+        if self.sharing and self._made_sampler and is_uniform(self._sampler):
+            place = keep_once(self._sampled_topology, self.topology_placement, self.device, self.sharing["cold_policy"])
+            # With `auto`, neighbor lists go to the host if GPU memory runs out.
+            is_chosen = place == "cuda" and self.topology_placement == "auto"
+            self._sampler.placement = "auto" if is_chosen else place
+        return super()._open_plan()
 
 
 class SubGraphLoader(NeighborLoader):
@@ -558,6 +294,10 @@ class SubGraphLoader(NeighborLoader):
         super().__init__(data, [] if num_neighbors is None else num_neighbors, input_nodes,
                          neighbor_sampler=neighbor_sampler,
                          subgraph_type="induced" if neighbor_sampler is None else "directional", **kwargs)  # fmt: skip
+
+    def _open_plan(self) -> Any:
+        # Batches have `mapping`, which `_place_inputs` writes.
+        return None
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
         super()._place_inputs(batch, out)

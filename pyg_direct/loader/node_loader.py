@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +15,21 @@ from typing_extensions import Unpack
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.row_dtypes import check_store_dtype
 from pyg_direct.loader.arguments import TorchOptions, check_custom_cls, check_stores, read_input_nodes, settle_workers
+from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import FEW_SEEDS, Seeds
 from pyg_direct.loader.hot_row_ranking import SeedDraw
-from pyg_direct.loader.sampler_loader import GeneralLoader
+from pyg_direct.loader.prefetch.batch_groups import SharedRows
+from pyg_direct.loader.prefetch.processes import Positions, WorkerSampler, number_items
+from pyg_direct.loader.sampler_loader import GeneralLoader, is_uniform
+from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.argument_checks import check_callables, check_ids, check_integers, in_short, tell_kind
 from pyg_direct.runtime.host.tensor_views import LazyDict
 from pyg_direct.sampler.graph_reader import Graph, InputNodes, check_graph, count_nodes, list_relations, settle_filter
-from pyg_direct.sampler.keyed_sampler import Output, OwnSampler, ask, check_sampler, device_for, is_own
-from pyg_direct.sampler.neighbor_sampler import NeighborSampler, has_windows
+from pyg_direct.sampler.keyed_sampler import Output, OwnSampler, ask, check_sampler, device_for, to_output
+from pyg_direct.sampler.neighbor_sampler import has_windows
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
+from pyg_direct.sampling.random_key import EpochKey
+from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.typing import Device
 
 
@@ -95,9 +101,13 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         size = _count_known(node_sampler, input_nodes, self._seeds_name)
         check_times("input_time", input_time, num_seeds, windows=True)
         check_input_id(input_id, num_seeds)
-        kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=num_seeds)
-        open_loader(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
-                    custom_cls=custom_cls, input_id=input_id, **kwargs)  # fmt: skip
+        kwargs = settle_workers(type(self), kwargs, self.device, may_start=is_uniform(node_sampler),
+                                num_seeds=num_seeds)  # fmt: skip
+        # Ids of all nodes are on the CPU, even if torch's default device is another.
+        with torch.device("cpu"):
+            PygNodeLoader.__init__(self, data, node_sampler, input_nodes, input_time, transform,
+                                   transform_sampler_output, custom_cls=custom_cls, input_id=input_id,
+                                   **kwargs)  # fmt: skip
         given = self.input_data
         given.node = check_ids(self._seeds_name, given.node, size).long().cpu()
         check_times("input_time", given.time, given.node.numel(), windows=True)
@@ -130,13 +140,53 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         out: Output = ask(self._sampler, "sample_from_nodes", key, self.input_data[positions])
         return out
 
-    def _samples_together(self) -> bool:
-        # A sampler of a user's subclass may draw differently.
-        return is_own(self._sampler, NeighborSampler)
+    def _open_plan(self) -> Any:
+        # Batches hold the times that are given, also of a sampler without times.
+        has_plan = is_uniform(self._sampler) and isinstance(self.data, Data) and self.input_data.time is None
+        return self._sampler.open_plan() if has_plan else None
 
-    def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
-        if not self._samples_together():
-            return super()._submit_together(seeds, keys)
+    def _list_seeds(self, seeds: Seeds) -> Tensor:
+        return seeds.nodes
+
+    def _build_sample(self, sample: Sample, positions: Tensor, shared: Mapping[str, SharedRows] = ALONE,
+                      memory: list[Any] | None = None) -> Any:  # fmt: skip
+        known = self.input_data.input_id
+        input_id = positions if known is None else known.index_select(0, positions)
+        if not EpochLoader._is_own(self):
+            out = to_output(sample, input_id)
+            return self.filter_fn(out) if self._is_filtered else self._build(out)
+        more = {"shared": shared} if shared else {}
+        batch = self._general.build(self.data, sample, input_id, memory=memory, **more)
+        store = batch._store._mapping
+        store.pop("seed_time", None)
+        register_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
+        return batch
+
+    def _shared(self) -> Mapping[str, Any]:
+        return {} if self._plan is None else self._general.on_host()
+
+    def _work_with_workers(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+        if self._plan is None:
+            # The program has assigned its own sampler, or others of its options, since.
+            yield from self._work_here(key, batches)
+            return
+        worker = WorkerSampler(self._sampled_topology.to_cpu(), self._plan.recipe, key, self.input_data.node)
+        pool: Any = torch.utils.data.DataLoader(
+            Positions(len(self.dataset)), collate_fn=worker, num_workers=self.num_workers,
+            batch_sampler=list(number_items(batches)), multiprocessing_context=self.multiprocessing_context,
+            timeout=self.timeout, worker_init_fn=self.worker_init_fn, prefetch_factor=self.prefetch_factor,
+            generator=torch.Generator().manual_seed(key.of_order() % 2**63))  # fmt: skip
+        # On the generator's device, even if torch's default device is another.
+        with torch.device("cpu"):
+            samples = iter(pool)
+        for item, sample in samples:
+            on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
+                               sample.e_id.to(self.device), sample.node_counts, sample.edge_counts,
+                               max_degree=sample.max_degree)  # fmt: skip
+            self._current_rows()
+            yield self._build_sample(on_device, torch.tensor(list(item), dtype=torch.int64, device="cpu"))
+
+    def _submit_to_sampler(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
         pending: PendingOutput | Finished = self._sampler.submit_together(self._list_inputs(seeds), keys)
         return pending
 
@@ -184,12 +234,6 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
             known.when_made(lambda made: write(made[kind]))
         else:
             write(known[kind] if kind in known else batch[kind])
-
-
-def open_loader(loader: PygNodeLoader, *args: Any, **kwargs: Any) -> None:
-    """Call PyG's constructor, with ids of all nodes on the CPU even if torch's default device is another."""
-    with torch.device("cpu"):
-        PygNodeLoader.__init__(loader, *args, **kwargs)
 
 
 def join_windows(name: str, times: Any, start: Any, end: Any, time_window: int | None = None) -> Any:

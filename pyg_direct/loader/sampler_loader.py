@@ -13,16 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import HeteroSamplerOutput, HGTSampler, NeighborSampler, SamplerOutput
+from torch_geometric.sampler import (
+    HeteroSamplerOutput,
+    HGTSampler,
+    NeighborSampler as PygNeighborSampler,
+    SamplerOutput,
+)
 
 from pyg_direct.errors import ArgumentError, warn_unused
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.spilled_rows import SpilledRows
 from pyg_direct.graph.hetero_topo import HeteroTopo
+from pyg_direct.graph.placed_topology import ListReads
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds, Share, can_share, iterate_batches
 from pyg_direct.loader.collate.attributes import without_edge_attributes
-from pyg_direct.loader.collate.data import Attributes, StoreAttributes
+from pyg_direct.loader.collate.data import Attributes, StoreAttributes, summarise
 from pyg_direct.loader.collate.hetero_data import HeteroAttributes, note_typed
 from pyg_direct.loader.hot_row_ranking import SeedDraw, rank_sampled
 from pyg_direct.loader.memory_placement import Placed
@@ -39,6 +45,7 @@ from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import Ids
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, check_output, is_own
+from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
@@ -68,6 +75,8 @@ class GeneralLoader(EpochLoader):
     _general: Any = None
     # The topology of a sampler of ours; None for others.
     _sampled_topology: Any = None
+    # The plan whose samples become batches by `_build_sample`; None if samples take PyG's form before.
+    _plan: Any = None
     # Windows over the files of features, kept between epochs: (what the feature holds, window).
     _row_windows: Any = None
     # True if this loader made its sampler, for the given graph.
@@ -93,8 +102,16 @@ class GeneralLoader(EpochLoader):
         # Its tensors were just compared.
         with glance_only():
             self._sampled_topology = self._sampler._open_topology() if ours else None
+            # Places the topology before the attributes.
+            self._plan = self._open_plan()
+        if self._plan is not None:
+            self._plan.topology.check_process()
         self._renew_rows()
         return self._general
+
+    def _open_plan(self) -> Any:
+        """Open the plan that makes samples for `_build_sample`; None if there is none for these options."""
+        return None
 
     def _check_seeds(self, sizes: Any) -> None:
         """Check the seeds against the current numbers of nodes, by type in a graph with types."""
@@ -112,7 +129,7 @@ class GeneralLoader(EpochLoader):
 
     def _renew_rows(self) -> None:
         topology: Any = self._sampled_topology
-        by_adjacency = isinstance(self._sampler, (OwnSampler, NeighborSampler, HGTSampler))
+        by_adjacency = isinstance(self._sampler, (OwnSampler, PygNeighborSampler, HGTSampler))
         options = self.device, self.placement, self.feature_cache, self.store_dtype, self.sharing
         if isinstance(self.data, HeteroData):
             typed = topology if isinstance(topology, HeteroTopo) else None
@@ -142,15 +159,27 @@ class GeneralLoader(EpochLoader):
         return isinstance(self._general, StoreAttributes) or super()._is_told_by_batches()
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        if self._plan is not None:
+            return self._plan.submit(self._list_seeds(seeds), key.of_batch(number))
         return PendingOutput(self._submit_together([seeds], [key.of_batch(number)]), _first_drawn)
+
+    def _list_seeds(self, seeds: Seeds) -> Any:
+        """List the seeds of a batch in the form of the plan."""
+        raise NotImplementedError
 
     def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
         """Start to sample around the seeds of several batches; the result is a list."""
+        if self._samples_together():
+            return self._submit_to_sampler(seeds, keys)
         return Finished([self._ask(own.positions, key) for own, key in zip(seeds, keys, strict=True)])
 
+    def _submit_to_sampler(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
+        """Start to sample several batches by one call of our sampler."""
+        raise NotImplementedError
+
     def _samples_together(self) -> bool:
-        """Check if several batches can be sampled in one call."""
-        return False
+        """Check if several batches can be sampled in one call: a sampler of a user's subclass may draw differently."""
+        return is_own(self._sampler, NeighborSampler)
 
     def _grows(self) -> bool:
         """Check if groups of batches are made by default, without `super_batch` or more prefetch: if single batches
@@ -159,7 +188,10 @@ class GeneralLoader(EpochLoader):
         is_ahead = self.prefetch == 1 and self._is_own()
         return is_ahead and self._samples_together() and isinstance(self._general, HeteroAttributes)
 
-    def _open_group(self, key: EpochKey) -> Together | None:
+    def _open_group(self, key: EpochKey) -> Any:
+        if is_uniform(self._sampler):
+            # Such batches are sampled one by one; they may share the reads of rows.
+            return super()._open_group(key)
         if self.super_batch == 1 or (self.super_batch is None and not self._grows()):
             return None
         stages, is_alone = self._stages_together(key), self.device.type == "cuda"
@@ -365,8 +397,24 @@ class GeneralLoader(EpochLoader):
         arrays = [] if lists is None else lists.arrays
         return [*(window.tell() for _, window in self._row_windows or ()), *(array.tell() for array in arrays)]
 
-    def _fetch(self, sample: Drawn, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
-        return self._fetch_read(sample, number, seeds)
+    def _find_reads(self) -> ListReads | None:
+        # `labor` reads whole lists.
+        is_known = self._plan is not None and self._plan.recipe.sampling == "uniform"
+        return self._plan.topology.list_reads() if is_known else super()._find_reads()
+
+    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        if not isinstance(sample, Sample):
+            return self._fetch_read(sample, number, seeds)
+        memory: list[Any] = []
+        batch = self._build_sample(sample, seeds.positions, shared, memory)
+        if memory and self.device.type == "cuda":
+            note_memory(batch, memory)
+        return batch
+
+    def _build_sample(self, sample: Sample, positions: Tensor, shared: Mapping[str, SharedRows] = ALONE,
+                      memory: list[Any] | None = None) -> Any:  # fmt: skip
+        """Build the batch of a sample of the plan; `shared` and `memory` as in `Attributes.build`."""
+        raise NotImplementedError
 
     def _fetch_read(self, sample: Drawn, number: int, seeds: Seeds, read: Any = None) -> Any:
         """Make the batch of a sample; `read` as in `HeteroAttributes.build`."""
@@ -494,12 +542,25 @@ class GeneralLoader(EpochLoader):
         yield type(self._sampler).__name__ if fanouts is None else show_fanouts(fanouts)
 
     def _summarise_places(self) -> Iterable[Placed] | None:
-        return None if self._general is None else self._general.summarise()
+        if self._general is None:
+            return None
+        # The places of a graph in parts are not chosen here.
+        is_chosen = self._plan is not None and self._sampled_topology is not None
+        topology = [summarise(self._sampled_topology, self._plan.topology)] if is_chosen else []
+        return [*topology, *self._general.summarise()]
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         attributes = self._prepare() if self._general is None else self._general
         lines = [self._sampler.summarise()] if isinstance(self._sampler, OwnSampler) else []
+        if self._plan is not None and self._sampled_topology is not None:
+            placed = self._plan.topology
+            lines = [f"topology: {placed.num_nodes} nodes, {placed.num_edges} edges, {placed.placement}"]
         return lines, attributes.describe()
+
+
+def is_uniform(sampler: Any) -> bool:
+    """Check if a sampler is ours, without steps of the program's, and draws uniformly in a graph of one node type."""
+    return isinstance(sampler, NeighborSampler) and is_own(sampler) and sampler.is_plain
 
 
 def _first_drawn(outs: Sequence[Output]) -> Drawn:

@@ -16,15 +16,14 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.kernels.batch_counters import WALK_ANYWHERE_DRAW
 from pyg_direct.loader.arguments import TorchOptions, WalkOptions, settle_workers
-from pyg_direct.loader.base_loader import ALONE, EpochLoader, SavedAsPyg, is_said_anew, make_batch
-from pyg_direct.loader.batch_report import EpochRecord
+from pyg_direct.loader.base_loader import SavedAsPyg, WholeBatchLoader, is_said_anew
 from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.ops.argument_checks import as_ids, check_count, check_edge_list, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.sampling.draw_random import draw_below
 from pyg_direct.ops.sampling.draw_walks import check_bias
 from pyg_direct.sampler.keyed_sampler import take_key, under_key
+from pyg_direct.sampling.captured_plan import Finished
 from pyg_direct.sampling.random_key import EpochKey, call_key, check_seed
 from pyg_direct.sampling.random_walks import MetapathWalks, check_nodes, find_rows
 from pyg_direct.typing import Device
@@ -44,7 +43,7 @@ class Walks(Protocol):
         """Draw positive walks from nodes on the device, and negative walks, under a key."""
 
 
-class WalkLoader(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
+class WalkLoader(WholeBatchLoader, DataLoader):  # type: ignore[misc,type-arg]
     """Pairs (positive walks, negative walks) of the nodes of a model, on `device`, as from PyG's `model.loader()`.
 
     Batches are functions of seed, epoch and number. On a GPU each is enqueued on request, without a wait; on a CPU they
@@ -84,35 +83,12 @@ class WalkLoader(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
     def _is_own(self) -> bool:
         return self._walks.is_own
 
-    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> _Drawn:
-        return _Drawn(self._walks.draw_walks(upload(seeds.nodes, self.device), key.of_batch(number)))
-
-    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
-        return sample.batch
-
-    def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
-                   ) -> Iterator[Any]:  # fmt: skip
-        if self.device.type == "cpu":
-            yield from super()._work_here(key, batches, record)
-            return
-        stages = self._stages(key, record)
-        for number, seeds in batches:
-            yield make_batch(stages, number, seeds)
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Finished:
+        return Finished(self._walks.draw_walks(upload(seeds.nodes, self.device), key.of_batch(number)))
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         self._prepare()
         return [self._place], {}
-
-
-class _Drawn:
-    """A complete batch."""
-
-    def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
-        self.batch = batch
-
-    def finish(self) -> _Drawn:
-        """Return itself: there is no wait."""
-        return self
 
 
 class WalkModel(SavedAsPyg):

@@ -101,11 +101,12 @@ class HGTSampler(OwnSampler):
         yield str(self.device)
 
     def _open_topology(self) -> HeteroTopo:
-        self._open_plan()
+        self.open_plan()
         assert self._topology is not None
         return self._topology
 
-    def _open_plan(self) -> HgtPlan:
+    def open_plan(self) -> HgtPlan:
+        """Open the plan of the graph, once."""
         if self._plan is None:
             # The sampler was unpickled in this process.
             self.refresh()
@@ -142,7 +143,7 @@ class HGTSampler(OwnSampler):
             out.metadata = (index.input_id, index.time)
             return out
 
-        return PendingOutput(self._open_plan().submit({index.input_type: index.node}, key), give)
+        return PendingOutput(self.open_plan().submit({index.input_type: index.node}, key), give)
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: Any = None) -> HeteroSamplerOutput:
         """Raise `NotImplementedError`, as PyG does.

@@ -38,7 +38,7 @@ _STEPS = (
     "_sample",
     "_open_links",
     "_negatives",
-    "_open_plan",
+    "open_plan",
     "_make_plan",
     "_next_key",
 )
@@ -149,14 +149,14 @@ def under_key(key: int) -> Iterator[None]:
 
 
 def ask(sampler: Any, method: str, key: int | None, *args: Any, **kwargs: Any) -> Any:
-    """Call a sampler's method on seeds or links; samplers of other packages draw without a key."""
+    """Call a sampler's method on seeds or links; samplers of ours that it calls draw under the key too."""
     sample = getattr(sampler, method)
-    if key is None or not isinstance(sampler, OwnSampler):
+    if key is None:
         return sample(*args, **kwargs)
     if is_own(sampler):
         return sample(*args, key=key, **kwargs)
     # A method that a user's class overrides may take only PyG's arguments.
-    if _takes_key(getattr(sample, "__func__", sample)):
+    if isinstance(sampler, OwnSampler) and _takes_key(getattr(sample, "__func__", sample)):
         kwargs["key"] = key
     with under_key(key):
         return sample(*args, **kwargs)
@@ -179,7 +179,8 @@ def check_sampler(name: str, sampler: Any, method: str) -> None:
 
 # Defaults of arguments of samplers.
 _DEFAULTS = {"replace": False, "subgraph_type": "directional", "disjoint": False, "temporal_strategy": "uniform",
-             "is_sorted": False, "directed": True, "time_comparison": "<="}  # fmt: skip
+             "is_sorted": False, "directed": True, "time_comparison": "<=", "sampling": "uniform",
+             "layer_dependency": False}  # fmt: skip
 
 
 def check_is_used(sampler: Any, own: Mapping[str, Any], of_pyg: Mapping[str, Any]) -> None:

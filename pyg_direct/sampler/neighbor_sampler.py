@@ -32,6 +32,7 @@ from pyg_direct.kernels.batch_counters import MAX_HOPS
 from pyg_direct.object_text import one_line, show_fanouts, show_options
 from pyg_direct.ops.argument_checks import check_fanouts, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload_parts
+from pyg_direct.ops.sampling.sample_uniform import check_sampling
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.host_memory import check_size
 from pyg_direct.sampler.graph_reader import FanoutsOf, Graph, Parts, Subgraph, read_parts, read_topology
@@ -53,7 +54,7 @@ from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.sampling.sampling_options import GeneralRecipe, Recipe, check_hops
 from pyg_direct.sampling.seeds import Excluded
-from pyg_direct.sampling.uniform_plan import GpuPlan, open_plan
+from pyg_direct.sampling.uniform_plan import open_plan
 from pyg_direct.typing import Device
 
 
@@ -189,6 +190,7 @@ class NeighborSampler(OwnSampler):
         exclude_target_edges: True: sample as if the graph had no edges between the ends of the seed links; `"reverse"`:
             exclude their reverse edges too. See `LinkNeighborLoader`.
         rev_edge_type: The relation of the reverse edges, if it cannot be found; see `LinkNeighborLoader`.
+        sampling, layer_dependency: Rule of uniform draws in a `Data`; see `NeighborLoader`.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
@@ -203,6 +205,9 @@ class NeighborSampler(OwnSampler):
         ([0, 1, 2, 3], [1, 2, 3], [0, 0, 1])
     """
 
+    # Also of samplers that an older version pickled.
+    sampling, layer_dependency = "uniform", False
+
     def __init__(self, data: Graph, num_neighbors: FanoutsOf, subgraph_type: Subgraph = "directional",
                  replace: bool = False, disjoint: bool = False, temporal_strategy: str = "uniform",
                  time_attr: str | None = None, weight_attr: str | None = None, is_sorted: bool = False,
@@ -210,7 +215,8 @@ class NeighborSampler(OwnSampler):
                  device: Device = None, placement: str = "auto", seed: int | None = None, time_comparison: str = "<=",
                  time_window: int | None = None, strict_negatives: bool = False,
                  exclude_target_edges: bool | str = False, topology_cache: int | str | None = None,
-                 rev_edge_type: EdgeType | None = None) -> None:  # fmt: skip
+                 rev_edge_type: EdgeType | None = None, sampling: str = "uniform",
+                 layer_dependency: bool = False) -> None:  # fmt: skip
         check_flag("share_memory", share_memory)
         if not check_flag("directed", directed):
             subgraph_type = SubgraphType.induced
@@ -237,12 +243,13 @@ class NeighborSampler(OwnSampler):
         self.time_comparison, self.time_window = time_comparison, time_window
         self.strict_negatives = check_flag("strict_negatives", strict_negatives)
         self.exclude_target_edges, self.rev_edge_type = exclude_target_edges, rev_edge_type
+        self.sampling, self.layer_dependency = sampling, check_flag("layer_dependency", layer_dependency)
         if topology_cache not in (None, "auto"):
             if not self._is_uniform():
                 raise ArgumentError(
                     f"topology_cache={topology_cache!r} needs a Data that is sampled uniformly, without other options"
                 )
-            if not self._is_plain():
+            if not self.is_plain:
                 warn(f"topology_cache={topology_cache!r} has no effect with exclude_target_edges", LoaderWarning)
         # Times and weights are read now, so that errors in them are raised here.
         self._read_recipe()
@@ -310,7 +317,7 @@ class NeighborSampler(OwnSampler):
         is_stored = isinstance(self.data, (tuple, list))
         # A store is read once; the tensors that it returned may be its own, in which writes are seen.
         parts = self._opened.parts if is_stored else read_parts(self.data, self.time_attr, self.weight_attr)
-        if self._is_plain():
+        if self.is_plain:
             topology: Any = read_topology(self.data, self.device)
         else:
             topology = parts.open("in" if self.sample_direction == "forward" else "out", self.is_sorted)
@@ -358,7 +365,7 @@ class NeighborSampler(OwnSampler):
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
-        plan = self._open_plan(windows=has_windows(inputs[0].time))
+        plan = self.open_plan(windows=has_windows(inputs[0].time))
         if not isinstance(plan, GeneralPlan):
             return Finished([self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)])
         is_hetero, is_temporal = self.is_hetero, self.is_temporal
@@ -422,11 +429,10 @@ class NeighborSampler(OwnSampler):
         """
         self._leave_gpu_in_worker()
         key = self._next_key() if key is None else key
-        if not self._is_plain():
+        if not self.is_plain:
             return PendingOutput(self.submit_links_together([index], neg_sampling, [key]), itemgetter(0))
-        links, plan = self._open_links(index, neg_sampling, key), self._open_plan(unique_seeds=True)
-        pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
-        return PendingLinks(links, pending, self.disjoint)
+        links = self._open_links(index, neg_sampling, key)
+        return PendingLinks(links, self.open_plan(unique_seeds=True).submit(links.ends(), key), self.disjoint)
 
     def submit_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
                               keys: Sequence[int]) -> PendingOutput | Finished:  # fmt: skip
@@ -443,7 +449,7 @@ class NeighborSampler(OwnSampler):
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
-        plan, each = self._open_plan(windows=has_windows(inputs[0].time)), list(zip(inputs, keys, strict=True))
+        plan, each = self.open_plan(windows=has_windows(inputs[0].time)), list(zip(inputs, keys, strict=True))
         if not isinstance(plan, GeneralPlan):
             return Finished([self.sample_from_edges(index, neg_sampling, key=key) for index, key in each])
         ways = self.find_ways(inputs[0].input_type)
@@ -518,7 +524,7 @@ class NeighborSampler(OwnSampler):
     def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,
                 excluded: Excluded | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
         """Sample around seeds, by type in a graph with types; the caller sets the metadata."""
-        plan = self._open_plan(windows=has_windows(seed_time))
+        plan = self.open_plan(windows=has_windows(seed_time))
         key = self._next_key() if key is None else key
         if isinstance(seed, Tensor) and not seed.numel():
             # An empty tensor from a list has a float dtype.
@@ -539,6 +545,10 @@ class NeighborSampler(OwnSampler):
         return read_fanouts(self._num_neighbors, list(self._opened.parts.edges) if self.is_hetero else None)
 
     def _read_recipe(self) -> GeneralRecipe:
+        for name, value in (("sampling", self.sampling), ("layer_dependency", self.layer_dependency)):
+            if value not in ("uniform", False) and not self.is_plain:
+                raise ArgumentError(f"{name}={value!r} needs a Data that is sampled uniformly, without other options")
+        check_sampling(self.sampling, self.replace, self.layer_dependency)
         fanouts = self._fanouts()
         check_hops(
             fanouts if isinstance(fanouts, list) else next(iter(fanouts.values()), []), MAX_HOPS, "num_neighbors"
@@ -547,8 +557,9 @@ class NeighborSampler(OwnSampler):
                              subgraph_type=self._subgraph_type.value, temporal_strategy=self.temporal_strategy,
                              time_comparison=self.time_comparison, time_window=self.time_window)  # fmt: skip
 
-    def _is_plain(self) -> bool:
-        """Check if the captured plan of a homogeneous graph supports all options."""
+    @property
+    def is_plain(self) -> bool:
+        """True if a plan of one node type and uniform draws supports all options."""
         return not self.exclude_target_edges and self._is_uniform()
 
     def _is_uniform(self) -> bool:
@@ -557,9 +568,16 @@ class NeighborSampler(OwnSampler):
         return (isinstance(self.data, Data) and not self.disjoint and is_directional and self.weight_attr is None
                 and not {"edge_index", "adj_t"}.isdisjoint(self.data._store._mapping))  # fmt: skip
 
-    def _open_plan(self, unique_seeds: bool = False, windows: bool = False) -> Any:
+    def open_plan(self, unique_seeds: bool = False, windows: bool = False) -> Any:
+        """Open the plan of these options, once; copies of the sampler share it.
+
+        Args:
+            unique_seeds: Seeds that repeat become one, and stand ascending, if the sampler `is_plain`.
+            windows: Each seed has two times, an earliest and a latest one.
+        """
         held = (id(self._num_neighbors), self._subgraph_type, self.replace, self._disjoint, self.temporal_strategy,
-                self.time_comparison, self.time_window, self._is_plain(), unique_seeds, windows)  # fmt: skip
+                self.time_comparison, self.time_window, self.is_plain, unique_seeds, windows, self.sampling,
+                self.layer_dependency)  # fmt: skip
         _, plan = self._opened.quick.get(held, (None, None))
         if plan is None:
             plan = self._make_plan(unique_seeds, windows)
@@ -568,19 +586,21 @@ class NeighborSampler(OwnSampler):
 
     def _make_plan(self, unique_seeds: bool, windows: bool = False) -> Any:
         """Check the attributes and make a plan from them; copies of the sampler share it."""
-        recipe, is_plain = self._read_recipe(), self._is_plain()
+        recipe, is_plain = self._read_recipe(), self.is_plain
         if windows:
             recipe = replace_fields(recipe, seed_windows=True)
         fanouts = recipe.fanouts
         shape = tuple(fanouts) if isinstance(fanouts, list) else tuple((k, tuple(v)) for k, v in fanouts.items())  # type: ignore[union-attr]
         key = (is_plain, shape, recipe.replace, recipe.disjoint, recipe.subgraph_type, recipe.temporal_strategy,
-               recipe.time_comparison, recipe.time_window, recipe.seed_windows, unique_seeds)  # fmt: skip
+               recipe.time_comparison, recipe.time_window, recipe.seed_windows, unique_seeds, self.sampling,
+               self.layer_dependency)  # fmt: skip
         plan = self._opened.plans.get(key)
         if plan is None:
             topology = self._open_topology()
             if is_plain:
                 placed = topology.place(self.placement, self.device, topology_cache=self.topology_cache)
-                own = Recipe(tuple(fanouts), recipe.replace, unique_seeds=unique_seeds)  # type: ignore[arg-type]
+                own = Recipe(tuple(fanouts), recipe.replace, sampling=self.sampling,  # type: ignore[arg-type]
+                             layer_dependency=self.layer_dependency, unique_seeds=unique_seeds)  # fmt: skip
                 plan = open_plan(placed, own)
             else:
                 plan = GeneralPlan(topology.place(self.placement, self.device), recipe)
@@ -588,7 +608,7 @@ class NeighborSampler(OwnSampler):
         return plan
 
     def _open_topology(self) -> Any:
-        if self._is_plain():
+        if self.is_plain:
             topology: Any = read_topology(self.data, self.device)
         else:
             direction = "in" if self.sample_direction == "forward" else "out"

@@ -205,11 +205,7 @@ class GeneralPlan:
                 themselves. Two for each, `[B, 2]`, if the recipe says so. Without effect on a graph without times.
             excluded: Edges to sample without, as if the graph had none between these pairs.
         """
-        own = None if excluded is None else [excluded]
-        if self.is_captured:
-            samples: list[GeneralSample] = self.submit_together([(seeds, seed_time)], [key], own).finish()
-            return samples[0]
-        return self._sample_all([(seeds, seed_time)], [key], own)[0]
+        return self.sample_together([(seeds, seed_time)], [key], None if excluded is None else [excluded])[0]
 
     def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip

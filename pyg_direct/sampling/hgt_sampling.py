@@ -35,7 +35,7 @@ from pyg_direct.sampling.hetero_gpu import Capacity, HeteroGpuPlan
 from pyg_direct.sampling.hetero_plan import list_work
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_by
 from pyg_direct.sampling.sampling_options import check_hops
-from pyg_direct.sampling.seeds import read_seeds
+from pyg_direct.sampling.seeds import read_group
 
 # Neighbors of a node in one relation that are looked at, as in torch-sparse; more are drawn from.
 MOST_NEIGHBORS = 50
@@ -247,7 +247,7 @@ class HgtPlan:
             return Finished(self._sample(seeds, key))
 
     def _sample(self, seeds: Tensor | Mapping[str, Tensor], key: int) -> GeneralSample:
-        start = read_seeds(self.topology, seeds, None, False)
+        start = read_group(self.topology, [(seeds, None)], False)
         layers, counts = [start.identities], [start.counts]
         front = start.identities.unique()
         budget = _Budget(front, self._starts)

@@ -58,14 +58,10 @@ class Seeds(NamedTuple):
     excluded: Any = None
 
 
-def read_seeds(topology: PlacedHetero, seeds: Tensor | Mapping[str, Tensor],
-               seed_time: Tensor | Mapping[str, Tensor] | None, disjoint: bool) -> Seeds:  # fmt: skip
-    """Check the seeds of a batch and bring them to the device that samples."""
-    return read_group(topology, [(seeds, seed_time)], disjoint)
-
-
 def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool, num_times: int = 1) -> Seeds:
-    """As `read_seeds` for several batches, whose nodes are told apart; with `num_times` times of each seed."""
+    """Check the seeds of several batches, whose nodes are told apart, and bring them to the device that samples; with
+    `num_times` times of each seed.
+    """
     alike = _read_alike(topology, requests, disjoint) if num_times == 1 else None
     if alike is not None:
         return alike

@@ -122,6 +122,10 @@ class CpuPlan:
         self._idle.append(scratch)
         return sample
 
+    def submit(self, seeds: Tensor, key: int) -> Sample:
+        """Sample a batch as `sample` does; its `finish` returns it."""
+        return self.sample(seeds, key)
+
     def _make_scratch(self) -> _Scratch:
         return _Scratch(self.topology.num_nodes, self.topology.indices.numpy().dtype)
 

@@ -233,6 +233,38 @@ def test_edges_that_ranks_leave_out_are_found_by_their_owners(tmp_path, device, 
 
 
 @ON_GPU_PLANS
+def test_pairs_to_leave_out_take_one_exchange_and_none_of_the_host(tmp_path, device):
+    graph = make_parts()
+    write(tmp_path / "p", graph, 2)
+    requests, recipe = make_requests(2), GeneralRecipe(FANOUTS)
+    pairs, _ = choose_pairs(graph, random.Random(2), 0.5)
+    # Each pair twice: its edges are left out once.
+    pairs = {kind: torch.cat([own, own], 1) for kind, own in pairs.items()}
+    alone = GeneralPlan(make_topo(graph).place("auto", CPU), recipe)
+
+    def run(transport):
+        communicator = LockstepCommunicator(transport)
+        communicator.exchange = None
+        part = GraphPart(tmp_path / "p", transport.rank, device=device)
+        plan = PartPlan(part, recipe, communicator, timed=False, weighted=False)
+        seeds, own = as_tensors(requests[transport.rank][0], device), pairs if transport.rank else {}
+        # The first batch finds how much room pairs need.
+        plan.sample(seeds, KEY, excluded=own)
+        before = transport.num_exchanges
+        sample = plan.sample(seeds, KEY, excluded=own)
+        (captured,) = plan._captured_plans.values()
+        return as_lists(sample), transport.num_exchanges - before, captured.room
+
+    (first, count, room), (second, *others) = run_lockstep(run, 2)
+
+    assert others == [count, room]
+    assert count == 2 * len(FANOUTS) + 2
+    assert room.pairs[0] >= sum(own.shape[1] for own in pairs.values())
+    for got, (seeds, _), own in zip((first, second), requests, ({}, pairs), strict=True):
+        assert drop_memory([got]) == drop_memory([as_lists(alone.sample(as_tensors(seeds, CPU), KEY, excluded=own))])
+
+
+@ON_GPU_PLANS
 def test_a_bad_seed_is_named_after_all_ranks_have_sampled(tmp_path, device, monkeypatch):
     graph = make_parts()
     write(tmp_path / "p", graph, 2)

@@ -22,7 +22,7 @@ from pyg_direct.features.hot_rows import Ranked, choose_hottest
 from pyg_direct.loader import hot_row_ranking as loader_ranking
 from pyg_direct.loader.collate import attributes as placed_rows, data as pyg
 from pyg_direct.loader.collate.data import Attributes, Ranking
-from pyg_direct.loader.hot_row_ranking import rank_edges, rank_rows, rank_sampled
+from pyg_direct.loader.hot_row_ranking import rank_sampled
 from pyg_direct.runtime.host.host_memory import parse_size
 from pyg_direct.sampler import NeighborSampler
 
@@ -42,6 +42,16 @@ def make_loader(data, device="cpu", fanouts=(5, 5), **options):
                           device=device, **options)  # fmt: skip
 
 
+def rank_nodes(loader):
+    """Ranking before the first epoch."""
+    loader._general = None
+    return rank_sampled(loader, loader._sampled_topology).nodes[None]
+
+
+def rank_edges(loader):
+    return rank_sampled(loader, loader._sampled_topology).edges
+
+
 @deprecated
 @pytest.mark.parametrize("options", [{"hotness": "expected"}, {"hotness": "frequency", "presample": 20}], ids=str)
 def test_scores_are_near_hindsight(options, monkeypatch):
@@ -50,7 +60,7 @@ def test_scores_are_near_hindsight(options, monkeypatch):
     # What is done for a GPU, by the CPU.
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
 
-    ranked = rank_rows(loader, loader._placed, loader._plan)
+    ranked = rank_nodes(loader)
 
     best = reads.sort(descending=True).values[:400].sum()
     assert reads[choose_hottest(ranked.scores, 2000, 400).ids].sum() >= 0.97 * best
@@ -63,7 +73,7 @@ def test_a_short_run_is_nearly_enough(fanouts, monkeypatch):
     reads = count_reads((batch.n_id for _ in range(10) for batch in loader), 2000)
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
 
-    scores = rank_rows(loader, loader._placed, loader._plan).scores
+    scores = rank_nodes(loader).scores
 
     best = reads.sort(descending=True).values[:400].sum()
     assert reads[choose_hottest(scores, 2000, 400).ids].sum() >= 0.97 * best
@@ -77,7 +87,7 @@ def count_sampled(loader, monkeypatch):
     monkeypatch.setattr(loader._plan, "sample", lambda seeds, key: (seen.append(key), sample(seeds, key))[1])
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
 
-    rank_rows(loader, loader._placed, loader._plan)
+    rank_nodes(loader)
 
     assert len(seen) == len(set(seen))
     return len(seen)
@@ -109,7 +119,7 @@ def test_both_are_near_hindsight_for_every_kind_of_draw(options, hotness, monkey
     reads = count_reads((batch.n_id for _ in range(10) for batch in loader), 2000)
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
 
-    scores = rank_rows(loader, loader._placed, loader._plan).scores
+    scores = rank_nodes(loader).scores
 
     best = reads.sort(descending=True).values[:400].sum()
     assert reads[choose_hottest(scores, 2000, 400).ids].sum() >= 0.97 * best
@@ -127,7 +137,7 @@ def test_edges_are_read_as_often_as_expected(monkeypatch):
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
     monkeypatch.setattr(loader_ranking, "available_bytes", lambda: 2 * 64 * 20_000)
 
-    scores = rank_edges(loader, loader._placed).scores
+    scores = rank_edges(loader).scores
 
     hottest = choose_hottest(scores, 20_000, 4000)
     counted = float(reads[hottest.ids].sum() / reads.sum())
@@ -142,7 +152,7 @@ def test_edges_are_ranked_by_their_chance_alone(hotness, monkeypatch):
     loader._prepare()
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
 
-    assert rank_edges(loader, loader._placed) is None
+    assert rank_edges(loader) is None
 
 
 def test_edges_that_take_too_much_memory_to_rank_are_not(monkeypatch):
@@ -151,7 +161,7 @@ def test_edges_that_take_too_much_memory_to_rank_are_not(monkeypatch):
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
     monkeypatch.setattr(loader_ranking, "available_bytes", lambda: 2 * 64 * 20_000 - 2)
 
-    assert rank_edges(loader, loader._placed) is None
+    assert rank_edges(loader) is None
 
 
 class Recorded:
@@ -179,7 +189,7 @@ def test_nodes_and_edges_share_one_cache(cache, budget, monkeypatch):
     loader._prepare()
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
     monkeypatch.setattr(loader_ranking, "available_bytes", lambda: 1 << 30)
-    ranking, edges = rank_rows(loader, loader._placed, None), rank_edges(loader, loader._placed)
+    ranking, edges = rank_nodes(loader), rank_edges(loader)
     made = []
     monkeypatch.setattr(placed_rows, "Feature", partial(Recorded, made))
     monkeypatch.setattr(placed_rows, "budget_of", lambda free: 0)
@@ -225,7 +235,7 @@ def test_on_a_cpu_nothing_is_sampled_beforehand():
     loader = make_loader(make_data(), hotness="frequency")
     loader._prepare()
 
-    assert isinstance(rank_rows(loader, loader._placed, None), Ranking)
+    assert isinstance(rank_nodes(loader), Ranking)
 
 
 @deprecated
@@ -260,7 +270,7 @@ def test_expected_reads_are_the_default(monkeypatch):
         one._prepare()
         monkeypatch.setattr(one, "device", torch.device("cuda", 0))
 
-    ranked, wanted = (rank_rows(one, one._placed, one._plan) for one in (loader, given))
+    ranked, wanted = (rank_nodes(one) for one in (loader, given))
 
     assert isinstance(ranked, Ranked)
     assert torch.equal(ranked.scores, wanted.scores)
@@ -417,8 +427,8 @@ def test_a_sampler_that_a_program_put_in_place_of_ours_leaves_degrees(monkeypatc
     monkeypatch.setattr(loader.node_sampler, "sample_from_nodes", lambda index: SamplerOutput(None, None, None, None),
                         raising=False)  # fmt: skip
 
-    assert isinstance(rank_rows(loader, loader._placed, loader._plan), Ranking)
-    assert rank_edges(loader, loader._placed) is None
+    assert isinstance(rank_nodes(loader), Ranking)
+    assert rank_edges(loader) is None
 
 
 def refuse(*args, **options):
@@ -444,11 +454,11 @@ def test_chances_are_computed_once_and_anew_for_other_fanouts(monkeypatch):
     monkeypatch.setattr(loader_ranking, "follow_chances", lambda *args: (made.append(1), follow(*args))[1])
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
 
-    first = rank_rows(loader, loader._placed, loader._plan).scores
-    again = rank_rows(loader, loader._placed, loader._plan).scores
-    _ = rank_edges(loader, loader._placed).scores
+    first = rank_nodes(loader).scores
+    again = rank_nodes(loader).scores
+    _ = rank_edges(loader).scores
     loader.node_sampler.num_neighbors = [1]
-    other = rank_rows(loader, loader._placed, loader._plan).scores
+    other = rank_nodes(loader).scores
 
     assert len(made) == 2
     assert torch.equal(first, again)
@@ -461,7 +471,7 @@ def test_no_chance_is_computed_where_no_row_or_all_rows_are_cached(cache, monkey
     loader = make_loader(data)
     loader._prepare()
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
-    ranking, edges = rank_rows(loader, loader._placed, None), rank_edges(loader, loader._placed)
+    ranking, edges = rank_nodes(loader), rank_edges(loader)
     monkeypatch.setattr(loader_ranking, "follow_chances", refuse)
     made = []
     monkeypatch.setattr(placed_rows, "Feature", partial(Recorded, made))

@@ -275,6 +275,19 @@ def test_a_program_may_replace_the_sampler_of_a_plain_loader(real_device, way, o
     assert loader(torch.tensor([3, 5])).batch_size == 2
 
 
+def test_a_sampler_of_ours_that_a_programs_own_calls_draws_under_the_key_of_the_batch(real_device):
+    data, options = make_typed(), {"batch_size": 8, "seed": 2, "device": real_device}
+    seeds = "paper", torch.arange(24)
+    loader = NodeLoader(data, Copied(NeighborSampler(data, [4, 3], device=real_device)), seeds, **options)
+
+    epochs = [list_ids(loader) for _ in range(2)]
+    loader.load_state_dict({"seed": 2, "epoch": 0, "batch": 1})
+
+    expected = NeighborLoader(data, [4, 3], seeds, **options)
+    assert epochs == [list_ids(expected) for _ in range(2)]
+    assert list_ids(loader) == epochs[0][1:]
+
+
 def test_hooks_that_a_program_puts_on_a_loader_are_called_or_refused():
     loader, seen = LOADERS["neighbors"](NeighborSampler, "cpu"), []
 

@@ -18,6 +18,9 @@ sent. `needs`, int64, has the most nodes and edges of a segment of each request 
 but one is a flag for a batch that did not fit in another way. Its last is a flag for an id that its owner does not
 hold. A segment that is too small is sent empty.
 
+Pairs whose edges a batch leaves out go to all ranks before the first hop. A segment has their number, and then `room`
+relations, expanded nodes and neighbors. Each rank finds the edges that it holds.
+
 Rows travel in the same way. A segment of ids has the form of a frontier of one type; rows come back at the same places.
 """
 
@@ -307,6 +310,74 @@ def read_answers_gpu(work, slots, relations, bases, room, num_items, most, answe
     total, _ = sum_block(own_edges, np.int64(0), shared)
     if cuda.threadIdx.x == 0:
         block_sums[cuda.blockIdx.x] = total
+
+
+@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i8")
+def send_pairs_gpu(pairs, num_parts, length, to_send, num_found, needs, need):
+    """Copy the pairs whose edges this rank's batch leaves out to the segments of all ranks.
+
+    `pairs`, `[1 + 3 * room]`, has their number, relations, expanded nodes as ids within their types, and neighbors as
+    ids of the id space. More than there is room for are not sent. `num_found`, `[1]`, is cleared.
+    """
+    count, room = pairs[0], (np.int64(pairs.shape[0]) - 1) // 3
+    k = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    if k == 0:
+        num_found[0] = 0
+        if count > room:
+            cuda.atomic.max(needs, need, count)
+    while k < num_parts * pairs.shape[0]:
+        part, word = k // pairs.shape[0], k % pairs.shape[0]
+        if word > 0:
+            to_send[part * length + word] = pairs[word]
+        else:
+            to_send[part * length] = count if count <= room else 0
+        k += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8 u4[] i4[] i8[] I[] i8[] i8[] i8[] i8", I=("i4", "i8"))
+def find_pair_edges_gpu(received, num_parts, room, length, id_starts, row_shifts, num_ids, bits, ranks, indptr, indices,
+                        num_found, found, needs, need):  # fmt: skip
+    """Find the edges of this part between received pairs, in any order; a block takes a pair at a time.
+
+    `id_starts`, int64 `[R]`, turns an expanded node of a relation into an id of the id space. `row_shifts`, int64
+    `[R]`, turns its position among the nodes of the part into its row. An edge is part * number of edges + position.
+    `num_found`, 0 before, receives their number. As many are written as there is room for; `needs` has how many there
+    are otherwise.
+    """
+    shared = cuda.shared.array(1, np.int64)
+    i = np.int64(cuda.blockIdx.x)
+    while i < num_parts * room:
+        segment, pair, row = i // room * length, i % room, np.int64(-1)
+        # Equal for all threads of the block.
+        if pair < received[segment]:
+            at = segment + 1 + pair
+            relation, expanded, neighbor = received[at], received[at + room], received[at + 2 * room]
+            place = find_place(bits, ranks, expanded + id_starts[relation], num_ids)
+            if place >= 0:
+                row = place + row_shifts[relation]
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 0:
+            shared[0] = 0
+        cuda.syncthreads()
+        if row >= 0:
+            # An earlier pair that is equal has found the edges.
+            j = segment + 1 + cuda.threadIdx.x
+            while j < at:
+                if received[j] == relation and received[j + room] == expanded and received[j + 2 * room] == neighbor:
+                    shared[0] = 1
+                j += THREADS
+        cuda.syncthreads()
+        if row >= 0 and shared[0] == 0:
+            position = indptr[row] + cuda.threadIdx.x
+            while position < indptr[row + 1]:
+                if np.int64(indices[position]) == neighbor:
+                    number = cuda.atomic.add(num_found, 0, 1)
+                    if number < found.shape[0]:
+                        found[number] = i // room * np.int64(indices.shape[0]) + position
+                    else:
+                        cuda.atomic.max(needs, need, number + 1)
+                position += THREADS
+        i += np.int64(cuda.gridDim.x)
 
 
 @gpu_kernel("i8[] i8[] i8 i8 i8 i8[]")

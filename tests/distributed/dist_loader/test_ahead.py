@@ -135,7 +135,7 @@ def test_batches_of_a_captured_exchange(tmp_path, group, options):
         loader = DistNeighborLoader(graph, [2, 2], torch.arange(12), batch_size=4, seed=3, shuffle=True, ahead=2,
                                     **options)  # fmt: skip
         found = list(loader)
-        assert loader._sampler._open_plan()._find_captured().node_rows is None
+        assert loader._sampler.open_plan()._find_captured().node_rows is None
 
     alone = NeighborLoader(data, [2, 2], torch.arange(12), batch_size=4, seed=3, shuffle=True, device="cpu",
                            prefetch=0, **options)  # fmt: skip

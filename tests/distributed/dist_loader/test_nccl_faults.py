@@ -148,7 +148,7 @@ def load_unevenly(rank, folder):
         loader = DistNeighborLoader(graph, [3, 2], torch.arange(10 if rank == 0 else 150), ranks="own", seed=1,
                                     batch_size=1 if rank == 0 else 15)  # fmt: skip
         found = [as_dict(batch.cpu()) for batch in loader]
-        return found, loader._sampler._open_plan()._find_captured().room
+        return found, loader._sampler.open_plan()._find_captured().room
 
 
 def test_both_ranks_sample_again_what_one_has_no_room_for(tmp_path):

@@ -102,7 +102,8 @@ def test_batches_of_every_kind_overlap(tmp_path, group, monkeypatch, options):
 @pytest.mark.parametrize("options", [
     {"neg_sampling": "binary", "replace": True}, {"neg_sampling": "triplet", "disjoint": True},
     {"neg_sampling": "binary", "time_attr": "time", "edge_label_time": torch.arange(12) + 20},
-], ids=["binary", "triplet", "times"])  # fmt: skip
+    {"neg_sampling": "binary", "exclude_target_edges": "reverse"},
+], ids=["binary", "triplet", "times", "excluded"])  # fmt: skip
 def test_links_with_negatives_overlap(tmp_path, group, monkeypatch, options):
     monkeypatch.setattr(_DistLoader, "_overlaps", lambda loader: True)
     data = make_data(40, 90)
@@ -129,7 +130,7 @@ def test_links_leave_their_edges_out_of_captured_hops(tmp_path, group, options):
     with Exchanging(tmp_path / "p", device="cpu") as graph:
         loader = DistLinkNeighborLoader(graph, [2, 2], links, **own)
         found = list(loader)
-        assert loader._sampler._open_plan()._captured_plans
+        assert loader._sampler.open_plan()._captured_plans
 
     for batch, other in zip(found, LinkNeighborLoader(data, [2, 2], links, **{**own, **ALONE}), strict=True):
         assert_equal(as_dict(batch), as_dict(other))

@@ -6,7 +6,8 @@ from hypothesis import given
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError, PlacementWarning
+from pyg_direct.graph import csr_topo
 from pyg_direct.graph.csr_topo import CSRTopo
 from tests.graphs import GRAPHS, Graph, make_graph, odd_graphs
 from tests.reference.compress import compress
@@ -256,6 +257,38 @@ def test_placed_rows_are_the_topologys_own_on_the_cpu():
     assert placed.placement == topo.choose_placement("cpu") == "cpu"
     assert placed.indices.data_ptr() == topo.indices.data_ptr()
     assert (placed.num_nodes, placed.num_edges, placed.device) == (4, 6, torch.device("cpu"))
+
+
+def test_a_topology_goes_to_the_host_if_gpu_memory_runs_out(monkeypatch):
+    topo, place, tried = CSRTopo(GRAPH.edge_index, num_nodes=4), CSRTopo._place, []
+
+    def run_out(self, placement, device):
+        tried.append(placement)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more")
+        return place(self, placement, device)
+
+    monkeypatch.setattr(CSRTopo, "_place", run_out)
+    # What a GPU would choose, by the CPU.
+    monkeypatch.setattr(csr_topo, "choose_host_memory", lambda index: "cpu")
+
+    with pytest.warns(
+        PlacementWarning, match="the topology goes to cpu memory, as GPU memory ran out: CUDA out of mem"
+    ):
+        placed = topo.place("auto", "cpu")
+
+    assert placed.num_edges == 6
+    assert len(tried) == 2
+
+
+def test_a_chosen_place_without_room_is_an_error(monkeypatch):
+    def run_out(self, placement, device):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(CSRTopo, "_place", run_out)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        CSRTopo(GRAPH.edge_index, num_nodes=4).place("cpu", "cpu")
 
 
 @pytest.mark.gpu

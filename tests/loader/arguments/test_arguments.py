@@ -104,7 +104,7 @@ def test_a_switch_is_true_or_false(make, names, value):
 
 @pytest.mark.parametrize("value", [True, False, np.bool_(True), np.int64(1), 0, 1, None])
 def test_forms_of_switches_that_pyg_takes_are_taken(value):
-    assert make_neighbor(replace=value).replace is bool(value)
+    assert make_neighbor(replace=value).node_sampler.replace is bool(value)
 
 
 @pytest.mark.parametrize("make", [make_neighbor, make_typed, make_link, make_layers])

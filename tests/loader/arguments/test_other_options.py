@@ -73,7 +73,9 @@ def test_samplers():
         **SAMPLING, "data": Refused(3, "data must be"), "is_sorted": Refused(3, "is_sorted must be True or False"),
         "share_memory": Refused(3, "share_memory must be True or False"), "directed": Refused(3, "directed must be"),
         "sample_direction": Refused("x", "sample_direction must be"), "device": DEVICE,
-        "placement": Refused("x", "placement must be"), "topology_cache": Refused("x", "topology_cache must look")
+        "placement": Refused("x", "placement must be"), "topology_cache": Refused("x", "topology_cache must look"),
+        "sampling": Refused("x", "sampling must be one of"),
+        "layer_dependency": Refused(3, "layer_dependency must be True or False")
         })  # fmt: skip
     check_options(HGTSampler, take(HGTSampler, data=TYPED, num_samples=[2], device="cpu"), {
         "data": RefusedAsPyg(3, "data must be a Hetero"), "num_samples": Refused("x", "num_samples"), "device": DEVICE,

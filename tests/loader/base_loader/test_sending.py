@@ -81,7 +81,7 @@ def test_samplers_that_were_sent_draw_the_same(is_used):
 def test_a_sampler_of_pygs_interface_is_sent_and_copied():
     data = make_data()
     sampler = NeighborSampler(data, [3], device="cpu", seed=1)
-    sampler._open_plan()
+    sampler.open_plan()
 
     sent, shallow = pickle.loads(bytes(ForkingPickler.dumps(sampler))), copy.copy(sampler)
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch_geometric.sampler import NegativeSampling
 
-from pyg_direct import LinkNeighborLoader
-from pyg_direct.loader.link_loader import PlannedLinks
+from pyg_direct import LinkLoader, LinkNeighborLoader
 from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
@@ -52,8 +51,8 @@ def list_epoch(loader):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_batches_are_those_of_a_cpu(option, monkeypatch):
     made = []
-    build = PlannedLinks.build
-    monkeypatch.setattr(PlannedLinks, "build", lambda *args: made.append(1) or build(*args))
+    build = LinkLoader._build_sample
+    monkeypatch.setattr(LinkLoader, "_build_sample", lambda *args: made.append(1) or build(*args))
 
     got = list_epoch(make_loader("cuda", **OPTIONS[option]))
 
@@ -73,7 +72,7 @@ def test_batches_are_those_made_step_by_step(device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("option", STEPS)
 def test_other_options_are_left_to_steps(option, monkeypatch):
-    monkeypatch.delattr(PlannedLinks, "build")
+    monkeypatch.delattr(LinkLoader, "_build_sample")
 
     got = list_epoch(make_loader("cuda", **STEPS[option]))
 

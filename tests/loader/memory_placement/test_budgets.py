@@ -70,5 +70,5 @@ def test_training_runs_in_less_memory_than(real_device, request, large, placemen
     assert last < first / 4
     if on_gpu:
         assert torch.cuda.max_memory_reserved() - before <= budget * MIB
-        placed = loader._placed if large == "topology" else loader._general.describe()["x"]
+        placed = loader._plan.topology if large == "topology" else loader._general.describe()["x"]
         assert placed.placement == "unified"

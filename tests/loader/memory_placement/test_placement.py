@@ -194,5 +194,5 @@ class TestOnGpu:
         loader = NeighborLoader(data, [3], batch_size=16, placement="unified", topology_placement="cuda")
         next(iter(loader))
 
-        assert loader._placed.placement == "cuda"
+        assert loader._plan.topology.placement == "cuda"
         assert loader._general.describe()["x"].placement == "unified"

@@ -4,6 +4,7 @@ from torch_geometric.utils import subgraph
 
 from pyg_direct import SubGraphLoader
 from pyg_direct.errors import ArgumentError
+from pyg_direct.sampler import NeighborSampler
 from tests.hetero_data import check_rows, make_hetero
 from tests.loader.induced_loader.test_shadow_loader import make_data
 
@@ -29,6 +30,15 @@ def test_types_have_a_mapping_of_the_seeds(device):
 
     check_rows(data, batch)
     assert batch["paper"].n_id[batch["paper"].mapping].tolist() == [3, 3, 7]
+
+
+def test_batches_of_a_given_sampler_have_a_mapping_too(device):
+    data = make_data()
+    sampler = NeighborSampler(data, [2], device=device)
+
+    batch = next(iter(SubGraphLoader(data, torch.tensor([5, 8, 30]), neighbor_sampler=sampler, batch_size=3)))
+
+    assert batch.n_id[batch.mapping].tolist() == [5, 8, 30]
 
 
 def test_another_type_of_subgraph_is_refused():

@@ -188,25 +188,25 @@ class TestSharing:
 
         placed = [loader._prepare() for loader in loaders]
 
-        assert loaders[0]._placed is loaders[1]._placed
+        assert loaders[0]._plan.topology is loaders[1]._plan.topology
         for key in ("x", "edge_attr", "y"):
             assert placed[0].describe()[key] is placed[1].describe()[key]
 
     def test_an_epoch_places_nothing_again(self, real_device):
         loader = NeighborLoader(make_data(), [3], batch_size=32, device=real_device)
         list(loader)
-        before = loader._placed, loader._general.describe()
+        before = loader._plan.topology, loader._general.describe()
 
         list(loader)
 
-        assert loader._placed is before[0]
+        assert loader._plan.topology is before[0]
         assert loader._general.describe() == before[1]
 
     def test_placed_memory_goes_with_its_data(self, real_device):
         data = make_data()
         loader = NeighborLoader(data, [3], device=real_device)
         list(loader)
-        placed = [weakref.ref(part) for part in (loader._placed, loader._general.describe()["x"])]
+        placed = [weakref.ref(part) for part in (loader._plan.topology, loader._general.describe()["x"])]
 
         del data, loader
         gc.collect()
