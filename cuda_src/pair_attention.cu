@@ -17,7 +17,7 @@ template <class Kind> __device__ __forceinline__ void store_row(Kind kind, u64 t
 }
 
 template <class Kind, bool DOT>
-__device__ __forceinline__ void attend_pair(u64 to, bool to_fp32, float *alpha, const uint4 *keys, const uint4 *query,
+__device__ __forceinline__ void attend_pair(u64 to, float *alpha, const uint4 *keys, const uint4 *query,
                                             const float *vector, const int *row, int first, int last, unsigned heads,
                                             unsigned pieces, Group group, float slope)
 {
@@ -72,7 +72,7 @@ __device__ __forceinline__ void attend_pair(u64 to, bool to_fp32, float *alpha, 
     }
 #pragma unroll
     for (int i = 0; i < items; ++i) total[i] *= scale;
-    store_row(Kind(), to, to_fp32, total);
+    store_fp32<items>(to, 0, total);
 }
 
 // A source's part of the gradients of keys and of values, from its edges in the order by source.
@@ -177,14 +177,14 @@ __device__ __forceinline__ void pull_query(u64 to, float *to_vector, const float
 // One piece of the sum of a target with the edges [first, last), and raw weights of its edges in `alpha`, unless it is
 // zero. `to`, `keys`, `query` and `vector` are addresses of the piece, `alpha` of the head's first number. If `vector`
 // is zero, a score is the product of key and query, and values follow the keys in each row. Kind 0 is fp32, 1 fp16, 2
-// bfloat16; sums are of kind `to_kind`, that of rows or fp32.
-extern "C" __device__ int attend_pair_16(int *, u64 to, int to_kind, u64 alpha, u64 keys, u64 query, u64 vector, u64 row,
+// bfloat16; sums are fp32.
+extern "C" __device__ int attend_pair_16(int *, u64 to, u64 alpha, u64 keys, u64 query, u64 vector, u64 row,
                                          long long first, long long last, int heads, int pieces, int lane, int lanes,
                                          unsigned mask, float slope, int kind)
 {
     const Group group = {lane, lanes, mask};
 #define ATTEND(Kind, DOT)                                                                                            \
-    attend_pair<Kind, DOT>(to, to_kind == 0, reinterpret_cast<float *>(alpha), reinterpret_cast<const uint4 *>(keys),\
+    attend_pair<Kind, DOT>(to, reinterpret_cast<float *>(alpha), reinterpret_cast<const uint4 *>(keys),            \
                            reinterpret_cast<const uint4 *>(query), reinterpret_cast<const float *>(vector),          \
                            reinterpret_cast<const int *>(row), (int)first, (int)last, (unsigned)heads,               \
                            (unsigned)pieces, group, slope)

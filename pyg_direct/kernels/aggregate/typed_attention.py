@@ -26,6 +26,7 @@ import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cuda, device_function, gpu_kernel
 from pyg_direct.kernels.aggregate.sum import NOWHERE, TO_ROW, find_item, quotient, span_of
+from pyg_direct.kernels.binary_search import last_at_most
 
 dot_head_16 = device_function("dot_head_16", "u8 u8 u8 i4 i4 u4 i4")
 attend_lines_16 = device_function(
@@ -33,19 +34,6 @@ attend_lines_16 = device_function(
 )
 pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
 pull_row_16 = device_function("pull_row_16", "u8 i4 u8 u8 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4")
-
-
-@body
-def find_relation(bounds, item):
-    """The relation whose rows begin at bounds[r] and end at bounds[r + 1], of row `item`."""
-    low, high = np.int64(0), np.int64(bounds.shape[0] - 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if bounds[middle] <= item:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 @body
@@ -68,7 +56,7 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
         head = piece // lanes
         lane = piece - head * lanes
         mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
-        line = target + shifts[find_relation(bounds, target)]
+        line = target + shifts[last_at_most(bounds, 0, bounds.shape[0] - 1, target)]
         # A piece of 16 bytes takes four bytes of fp32 for each of its items.
         bytes_of_piece = 16 if kind == 0 else 32
         dot_head_16(totals + np.uint64((target * heads + head) * 4), grad + np.uint64((line * pieces + piece) * 16),
@@ -96,7 +84,7 @@ def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, k
         head = piece // lanes
         lane = piece - head * lanes
         mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
-        group = find_relation(firsts, line)
+        group = last_at_most(firsts, 0, firsts.shape[0] - 1, line)
         # A piece of 16 bytes takes four bytes of fp32 for each of its items.
         bytes_of_piece = 16 if kind == 0 else 32
         of_piece, of_head = np.uint64(piece * bytes_of_piece), np.uint64(head * 4)
@@ -134,7 +122,7 @@ def pull_scores_gpu(x, grad, indptr, row, alpha, bounds, shifts, num_edges, num_
         head = piece // lanes
         lane = piece - head * lanes
         mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
-        relation = find_relation(bounds, target)
+        relation = last_at_most(bounds, 0, bounds.shape[0] - 1, target)
         of_head = np.uint64(head * 4)
         while target < end:
             while bounds[relation + 1] <= target:
@@ -170,12 +158,12 @@ def pull_attention_gpu(grad, indptr, target, edge, alpha, shares, vectors, bound
         bytes_of_piece = 16 if kind == 0 else 32
         relation = np.int64(0)
         if item < num_sources:
-            relation = find_relation(bounds, item)
+            relation = last_at_most(bounds, 0, bounds.shape[0] - 1, item)
         while item < end:
             source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
             if place != NOWHERE:
                 if item >= num_sources:
-                    relation = find_relation(bounds, source)
+                    relation = last_at_most(bounds, 0, bounds.shape[0] - 1, source)
                 else:
                     while bounds[relation + 1] <= source:
                         relation += 1
@@ -204,7 +192,7 @@ def weigh_rows_gpu(x, weights, bounds, slices, length, num_slices, heads, pieces
     number = np.int64(quotient(np.uint64(thread), pieces))
     if number < num_slices:
         piece = np.int32(thread - number * pieces)
-        relation = find_relation(slices, number)
+        relation = last_at_most(slices, 0, slices.shape[0] - 1, number)
         first = bounds[relation] + (number - slices[relation]) * length
         last = min(first + length, bounds[relation + 1])
         head = piece // (pieces // heads)
@@ -239,7 +227,7 @@ def add_groups_gpu(out, bias, firsts, members, starts, sizes, num_rows, pieces, 
     row = np.int64(quotient(np.uint64(thread), pieces))
     if row < num_rows:
         piece = thread - row * pieces
-        kind = find_relation(firsts, row)
+        kind = last_at_most(firsts, 0, firsts.shape[0] - 1, row)
         of_bias = np.uint64(0)
         if bias != 0:
             of_bias = bias + np.uint64((kind * pieces + piece) * 16)
@@ -247,15 +235,15 @@ def add_groups_gpu(out, bias, firsts, members, starts, sizes, num_rows, pieces, 
                     members[kind + 1], row - firsts[kind], pieces)  # fmt: skip
 
 
-attend_pair_16 = device_function("attend_pair_16", "u8 i4 u8 u8 u8 u8 u8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
+attend_pair_16 = device_function("attend_pair_16", "u8 u8 u8 u8 u8 u8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
 pull_key_16 = device_function("pull_key_16", "u8 i4 u8 u8 u8 u8 u8 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
 pull_query_16 = device_function("pull_query_16", "u8 u8 u8 u8 u8 u8 u8 i8 i8 i4 i4 f4 i4")
 
 
-@gpu_kernel("u8 u8 u8 I[] u8 i8[] i8 i8 i4 i4 f4 i4 i4 u8 u8", I=("i4", "i8"), sources=("aggregate", "pair_attention"),
+@gpu_kernel("u8 u8 u8 I[] u8 i8[] i8 i8 i4 i4 f4 i4 u8 u8", I=("i4", "i8"), sources=("aggregate", "pair_attention"),
             resident_blocks=4)  # fmt: skip
 def attend_pairs_gpu(keys, queries, vectors, indptr, row, bounds, num_edges, num_targets, heads, lanes, slope, kind,
-                     to_kind, alpha, out):  # fmt: skip
+                     alpha, out):  # fmt: skip
     """Sums of the targets of all relations; those of relation r begin at bounds[r]. All but arrays are addresses; `row`
     is int32, and `alpha` is zero if weights are not kept. A thread computes one piece of a target, with heads of
     `lanes` times 16 bytes.
@@ -272,12 +260,11 @@ def attend_pairs_gpu(keys, queries, vectors, indptr, row, bounds, num_edges, num
         vector, weights = np.uint64(0), np.uint64(0)
         if vectors != 0:
             # A piece of 16 bytes takes four bytes of fp32 for each of its items.
-            place = (find_relation(bounds, target) * pieces + piece) * (16 if kind == 0 else 32)
+            place = (last_at_most(bounds, 0, bounds.shape[0] - 1, target) * pieces + piece) * (16 if kind == 0 else 32)
             vector = vectors + np.uint64(place)
         if alpha != 0:
             weights = alpha + np.uint64(head * 4)
-        bytes_of_piece = 32 if kind != 0 and to_kind == 0 else 16
-        attend_pair_16(out + np.uint64(thread * bytes_of_piece), to_kind, weights, keys + np.uint64(piece * 16),
+        attend_pair_16(out + np.uint64(thread * (16 if kind == 0 else 32)), weights, keys + np.uint64(piece * 16),
                        queries + np.uint64(thread * 16), vector, row, first, last, heads, pieces, lane, lanes, mask,
                        slope, kind)  # fmt: skip
 
@@ -297,7 +284,7 @@ def pull_keys_gpu(keys, queries, grad, vectors, indptr, target, edge, alpha, tot
         mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
         source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
         if place != NOWHERE:
-            relation = find_relation(bounds, source)
+            relation = last_at_most(bounds, 0, bounds.shape[0] - 1, source)
             bytes_of_piece, stride = 16 if kind == 0 else 32, pieces
             vector = vectors
             if vectors != 0:
@@ -329,7 +316,9 @@ def pull_queries_gpu(shares, keys, queries, vectors, indptr, row, bounds, num_ed
         bytes_of_piece = 16 if kind == 0 else 32
         vector, to_vector = np.uint64(0), np.uint64(0)
         if vectors != 0:
-            vector = vectors + np.uint64((find_relation(bounds, target) * pieces + piece) * bytes_of_piece)
+            vector = vectors + np.uint64(
+                (last_at_most(bounds, 0, bounds.shape[0] - 1, target) * pieces + piece) * bytes_of_piece
+            )
             to_vector = to_vectors + np.uint64(thread * bytes_of_piece)
         of_piece = np.uint64(thread * 16)
         pull_query_16(to_queries + of_piece, to_vector, shares + np.uint64(piece // lanes * 4),

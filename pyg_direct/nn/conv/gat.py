@@ -225,11 +225,11 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
     Loops are found by a source that is its target, which joined numbers do not show.
     """
     matrices, vectors = _matrices(module), _vectors(module)
-    rows = [part for part in (x, own) if part.dtype not in _STORED]
-    given = [*rows, *vectors]
+    parameters = [*vectors]
     for matrix in matrices:
         if is_linear(matrix):
-            given += (matrix.weight,) if matrix.bias is None else (matrix.weight, matrix.bias)
+            parameters += (matrix.weight,) if matrix.bias is None else (matrix.weight, matrix.bias)
+    given = [*(part for part in (x, own) if part.dtype not in _STORED), *parameters]
     dtype, casts = _find_dtype(module, x), torch.is_autocast_enabled(x.device.type)
     if (
         module.add_self_loops
@@ -238,6 +238,7 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
         or not all(is_linear(matrix) for matrix in matrices)
         or not (_takes_rows(x) and _takes_rows(own))
         or not all(part.dtype in DTYPES and part.device == x.device for part in given)
+        or len({part.dtype for part in parameters}) > 1
         # Autocast leaves float64 alone.
         or any(part.dtype == torch.float64 if casts else part.dtype != dtype for part in given)
         # torch itself refuses shapes that do not fit.
@@ -284,7 +285,7 @@ def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> lis
     plan, biases = _plan(relations, groups)
     made, of_targets, read = _project(relations, plan.sizes, used)
     vectors = [_vectors(relation.conv)[0] for relation in relations]
-    if _is_fused(first, made, read, vectors[0]):
+    if _is_fused(first, made, of_targets, read, vectors[0]):
         fused = attend_pairs if _adds_rows(first) else attend_relations
         outs = fused(made, of_targets, vectors, biases, read, plan, used, first.negative_slope)
         return _add_residuals(relations, groups, outs)
@@ -313,11 +314,11 @@ def _plan(relations: Sequence[Relation], groups: list[list[int]]) -> tuple[Group
             [reduce(torch.add, parts) if parts else None for parts in stacked])  # fmt: skip
 
 
-def _is_fused(module: Any, made: Tensor, read: ReadSources, vector: Tensor) -> bool:
+def _is_fused(module: Any, made: Tensor, of_targets: Tensor, read: ReadSources, vector: Tensor) -> bool:
     is_plain_sum = module.concat and not (module.training and module.dropout)
+    fits = of_targets.dtype == (made.dtype if _adds_rows(module) else vector.dtype) and vector.dtype == torch.float32
     # Modes see only torch's operators.
-    return (is_plain_sum and vector.dtype == torch.float32 and not is_heard(made)
-            and can_attend(made, module.heads, read))  # fmt: skip
+    return is_plain_sum and fits and not is_heard(made) and can_attend(made, module.heads, read)
 
 
 def _add_up(relations: Sequence[Relation], plan: Groups, out: Tensor, used: Used, biases: list[Tensor | None]

@@ -24,6 +24,7 @@ from pyg_direct.ops.aggregate.compute_typed_attention import (
     BySource,
     Places,
     add_groups,
+    align,
     attend_groups,
     attend_pairs as attend_pairs_of,
     can_pull,
@@ -35,6 +36,7 @@ from pyg_direct.ops.aggregate.compute_typed_attention import (
 )
 from pyg_direct.ops.aggregate.products import dot
 from pyg_direct.ops.aggregate.sum_rows import aggregate
+from pyg_direct.ops.run_kernel import is_asked_again, is_heard, pull_by_torch
 
 
 def score_sources(made: Tensor, vectors: Sequence[Tensor], read: ReadSources, used: Used) -> Tensor:
@@ -122,7 +124,9 @@ def can_attend_products(both: Tensor, heads: int, edges: ProductEdges) -> bool:
     """Report whether `attend_products` takes keys and values `[U, 2 * H * C]`."""
     num_edges, most = len(edges.row), edges.max_degree
     return (
-        can_pull(both[:, : both.shape[1] // 2], heads, max(edges.num_sources, edges.num_targets, num_edges))
+        # Modes see only torch's operators.
+        not is_heard(both)
+        and can_pull(both[:, : both.shape[1] // 2], heads, max(edges.num_sources, edges.num_targets, num_edges))
         and min(num_edges, edges.num_targets) > 0
         and (num_edges <= LONG_ROW or (most is not None and 0 <= most <= LONG_ROW))
     )
@@ -210,8 +214,8 @@ class _Attend(Function):
         layer, (made, by_target, *given, alpha) = ctx.layer, ctx.saved_tensors
         edges, count, wants = layer.read.edges, len(layer.read.sizes), ctx.needs_input_grad[1:]
         layer.groups.note(grads, layer.used)
-        if torch.is_grad_enabled():
-            return None, *_differentiate(_compose, layer, [made, by_target, *given], grads, wants)
+        if is_asked_again(grads):
+            return None, *pull_by_torch(partial(_compose, layer), [made, by_target, *given], wants, grads)
         places = _lay_out(layer)
         joined, biases = _join_grads(grads, made, places, wants[2 + count :])
         if not (any(wants[: 2 + count]) and any(layer.used)):
@@ -241,8 +245,8 @@ class _AttendPairs(Function):
         layer, (made, others, *given, alpha, out) = ctx.layer, ctx.saved_tensors
         edges, count, wants = layer.read.edges, len(layer.read.sizes), ctx.needs_input_grad[1:]
         layer.groups.note(grads, layer.used)
-        if torch.is_grad_enabled():
-            return None, *_differentiate(_compose_pairs, layer, [made, others, *given], grads, wants)
+        if is_asked_again(grads):
+            return None, *pull_by_torch(partial(_compose_pairs, layer), [made, others, *given], wants, grads)
         places = _lay_out(layer)
         joined, biases = _join_grads(grads, made, places, wants[2 + count :])
         if not (any(wants[: 2 + count]) and any(layer.used)):
@@ -271,11 +275,10 @@ class _AttendProducts(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (both, queries, alpha, out), edges = ctx.saved_tensors, ctx.edges
-        if torch.is_grad_enabled():
-            wants = ctx.needs_input_grad[2:]
-            return None, None, *_differentiate(partial(_compose_products, edges), ctx.heads, [both, queries], [grad],
-                                               wants)  # fmt: skip
-        to_both, to_queries, _ = pull_pairs(both, queries, None, grad.contiguous(), out, alpha, edges.indptr,
+        if is_asked_again([grad]):
+            return None, None, *pull_by_torch(partial(_compose_products, edges, ctx.heads), [both, queries],
+                                              ctx.needs_input_grad[2:], [grad])  # fmt: skip
+        to_both, to_queries, _ = pull_pairs(both, queries, None, align(grad), out, alpha, edges.indptr,
                                             edges.sort().row, edges.sort(), edges.lay_out(), 1.0)  # fmt: skip
         return None, None, to_both, to_queries
 
@@ -338,20 +341,6 @@ def _order(layer: _Layer) -> BySource:
         ("order", *edges.key), lambda: BySource.of(edges.row, edges.target, num_sources, not may_wait(edges.row))
     )
     return made
-
-
-def _differentiate(compose: Any, layer: Any, given: Sequence[Any], grads: Sequence[Tensor | None],
-                   wants: Sequence[bool]) -> list[Tensor | None]:  # fmt: skip
-    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
-    # Aliases, because no path may lead from one to another.
-    aliases = [None if part is None else part.view_as(part) for part in given]
-    pairs = [pair for pair in zip(compose(layer, *aliases), grads, strict=True) if pair[1] is not None]
-    if not pairs:
-        return [None] * len(given)
-    outs, pulled = zip(*pairs, strict=True)
-    wanted = [part for part, is_wanted in zip(aliases, wants, strict=True) if is_wanted and part is not None]
-    found = iter(torch.autograd.grad(outs, wanted, pulled, create_graph=True, allow_unused=True))
-    return [next(found) if is_wanted else None for is_wanted in wants]
 
 
 class _PairScores(Function):

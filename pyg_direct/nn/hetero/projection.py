@@ -8,6 +8,7 @@ product for their scores. Gradients of a table are added up in one memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from pyg_direct.nn.linear import (
     splits,
     without_autocast,
 )
+from pyg_direct.ops.run_kernel import is_asked_again, pull_by_torch
 
 # Numbers that a matrix takes a multiple of.
 _ALIGNED = 64
@@ -129,7 +131,7 @@ class _Project(Function):
         plan, saved, wants = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[2:]
         num_tables, count = ctx.counts
         given = saved[: num_tables + 3 * count]
-        if torch.is_grad_enabled():
+        if is_asked_again([to_made, to_scores]):
             return None, None, *_differentiate(plan, ctx.used, given, (to_made, to_scores), wants)
         read, picked, narrow, folded = _Given.of(plan, saved[len(given) :])
         found = _Given.of(plan, [None] * len(given))
@@ -287,29 +289,24 @@ def _pull_table(plan: _Plan, place: int, table: Tensor, relations: Sequence[int]
 
 
 def _differentiate(plan: _Plan, used: Used, given: Sequence[Tensor], grads: tuple[Tensor | None, Tensor | None],
-                   wants: Sequence[bool]) -> list[Tensor | None]:  # fmt: skip
+                   wants: Sequence[bool]) -> Sequence[Tensor | None]:  # fmt: skip
     """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
-    # Aliases, because no path may lead from one to another.
-    tables, weights, own_weights, vectors = _Given.of(plan, [part.view_as(part) for part in given])
-    aliases = [*tables, *weights, *own_weights, *vectors]
-    outs, pulled = [], []
+    tables = _Given.of(plan, given).tables
+    counts = [len(tables[place]) if rows is None else len(rows)  # type: ignore[arg-type]
+              for place, rows in zip(plan.sources, plan.picked, strict=True)]  # fmt: skip
+    pulled = [None if grad is None else grad.split_with_sizes(list(sizes))
+              for grad, sizes in zip(grads, (counts, plan.sizes), strict=True)]  # fmt: skip
+    live = [i for i in range(len(plan.sources)) if used[i]]
     with without_autocast(tables[0].device.type):
-        counts = [len(tables[place]) if rows is None else len(rows)  # type: ignore[arg-type]
-                  for place, rows in zip(plan.sources, plan.picked, strict=True)]  # fmt: skip
-        parts = [None] * len(weights) if grads[0] is None else list(grads[0].split_with_sizes(counts))
-        scores = [None] * len(weights) if grads[1] is None else list(grads[1].split_with_sizes(plan.sizes))
-        for i, (place, own) in enumerate(zip(plan.sources, plan.own, strict=True)):
-            if not used[i]:
-                continue
-            if parts[i] is not None:
-                outs.append(pick(tables[place].to(plan.dtype), plan.picked[i]) @ weights[i].t().to(plan.dtype))
-                pulled.append(parts[i])
-            if scores[i] is not None:
-                rows = tables[own][: plan.sizes[i]].to(plan.dtype).to(vectors[i].dtype)
-                outs.append(rows @ _fold([own_weights[i]], [vectors[i]]).t())
-                pulled.append(scores[i])
-    wanted = [part for part, is_wanted in zip(aliases, wants, strict=True) if is_wanted]
-    if not outs or not wanted:
-        return [None] * len(given)
-    found = iter(torch.autograd.grad(outs, wanted, pulled, create_graph=True, allow_unused=True))
-    return [next(found) if is_wanted else None for is_wanted in wants]
+        return pull_by_torch(partial(_compose, plan, live), given, wants,
+                             [None if parts is None else parts[i] for parts in pulled for i in live])  # fmt: skip
+
+
+def _compose(plan: _Plan, relations: Sequence[int], *given: Tensor) -> list[Tensor]:
+    """Return the products of sources of relations, then the scores of their targets."""
+    tables, weights, own_weights, vectors = _Given.of(plan, given)
+    made = [pick(tables[plan.sources[i]].to(plan.dtype), plan.picked[i]) @ weights[i].t().to(plan.dtype)
+            for i in relations]  # fmt: skip
+    rows = [tables[plan.own[i]][: plan.sizes[i]].to(plan.dtype).to(vectors[i].dtype) for i in relations]
+    folded = [_fold([own_weights[i]], [vectors[i]]).t() for i in relations]
+    return [*made, *(part @ matrix for part, matrix in zip(rows, folded, strict=True))]

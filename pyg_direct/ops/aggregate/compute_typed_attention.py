@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels.aggregate import typed_attention as kernels, typed_attention as pair_kernels
+from pyg_direct.kernels.aggregate import typed_attention as kernels
 from pyg_direct.kernels.aggregate.sum import LONG_ROW
 from pyg_direct.ops.aggregate.operators import PIECE, WIDE_KINDS, LongRows, is_wide, length_of_run, operators
 from pyg_direct.ops.aggregate.sum_rows import Transposed
@@ -223,9 +223,9 @@ def attend_pairs(keys: Tensor, queries: Tensor, vectors: Tensor | None, heads: i
     alpha = torch.empty(num_edges if keeps_weights else 0, heads, dtype=torch.float32, device=keys.device)
     out = torch.empty(num_targets, width, dtype=torch.float32, device=keys.device)
     pieces = width * keys.element_size() // PIECE
-    run_gpu(pair_kernels.attend_pairs_gpu, grid_of(num_targets * pieces, 0), keys.data_ptr(), queries.data_ptr(),
+    run_gpu(kernels.attend_pairs_gpu, grid_of(num_targets * pieces, 0), keys.data_ptr(), queries.data_ptr(),
             0 if vectors is None else vectors.data_ptr(), indptr, row.data_ptr(), bounds, num_edges, num_targets, heads,
-            pieces // heads, slope, WIDE_KINDS[keys.dtype], 0, alpha.data_ptr() if keeps_weights else 0,
+            pieces // heads, slope, WIDE_KINDS[keys.dtype], alpha.data_ptr() if keeps_weights else 0,
             out.data_ptr())  # fmt: skip
     return out, alpha
 
@@ -246,13 +246,13 @@ def pull_pairs(keys: Tensor, queries: Tensor, vectors: Tensor | None, grad: Tens
     pieces, kind = width * keys.element_size() // PIECE, WIDE_KINDS[keys.dtype]
     lanes, address = pieces // heads, 0 if vectors is None else vectors.data_ptr()
     partials = edges.long.make_partials(keys.shape[1], torch.float32)
-    run_gpu(pair_kernels.pull_keys_gpu, grid_of((num_sources + edges.long.capacity) * pieces, 0), keys.data_ptr(),
+    run_gpu(kernels.pull_keys_gpu, grid_of((num_sources + edges.long.capacity) * pieces, 0), keys.data_ptr(),
             queries.data_ptr(), grad.data_ptr(), address, edges.indptr, edges.target.data_ptr(), edges.edge.data_ptr(),
             alpha.data_ptr(), totals.data_ptr(), places.sources, places.shifts, num_edges, num_sources, heads, lanes,
             slope, kind, edges.long.slices, edges.long.counts, partials.data_ptr(), shares.data_ptr(),
             to_keys.data_ptr())  # fmt: skip
     edges.long.add_partials(edges.indptr, num_edges, keys.shape[1], partials, to_keys)
-    run_gpu(pair_kernels.pull_queries_gpu, grid_of(num_targets * pieces, 0), shares.data_ptr(), keys.data_ptr(),
+    run_gpu(kernels.pull_queries_gpu, grid_of(num_targets * pieces, 0), shares.data_ptr(), keys.data_ptr(),
             queries.data_ptr(), address, indptr, row.data_ptr(), places.targets, num_edges, num_targets, heads, lanes,
             slope, kind, 0 if to_vectors is None else to_vectors.data_ptr(), to_queries.data_ptr())  # fmt: skip
     return to_keys, to_queries, to_vectors
@@ -313,15 +313,19 @@ def join_gradients(grads: Sequence[Tensor | None], dtype: torch.dtype, width: in
             joined[first : first + kept].zero_()
             partials[begin : begin + num_slices].zero_()
         elif count:
-            grad = grad.contiguous()
-            # Numbers are read in pieces of 16 bytes.
-            grad = grad.clone() if grad.data_ptr() % PIECE else grad
+            grad = align(grad)
             run_gpu(kernels.join_rows_gpu, grid_of(num_slices * pieces, 0), grad.data_ptr(), count, kept,
                     _length_of_slice(count, _ROW_SLICE), num_slices, pieces, WIDE_KINDS[dtype],
                     joined[first:].data_ptr(), partials[begin:].data_ptr())  # fmt: skip
         first, begin = first + kept, begin + num_slices
     sums: Tensor = operators().sum_rows(partials, places.row_slices, None, None, len(grads), False, -1)
     return joined, sums
+
+
+def align(grad: Tensor) -> Tensor:
+    """Return numbers one after the other, which kernels read in pieces of 16 bytes."""
+    grad = grad.contiguous()
+    return grad.clone() if grad.data_ptr() % PIECE else grad
 
 
 def sum_by_source(values: Tensor, edges: BySource, num_sources: int) -> Tensor:

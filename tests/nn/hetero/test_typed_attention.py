@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch_geometric.nn import GATConv, HeteroConv
+from torch_geometric.nn import GATConv, GATv2Conv, HeteroConv
 
 from benchmarks.nn.rgat import RGAT
 from pyg_direct import NeighborLoader, accelerate
@@ -98,6 +98,47 @@ def test_gradients_in_fp32_are_those_of_pyg(real_device, graph):
             assert float(one.abs().max()) < 1e-5
         else:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("make", [GATConv, GATv2Conv])
+def test_frozen_relations_over_given_rows_leave_others_gradients_of_gradients(real_device, graph, read, make):
+    batch = convert(draw_batch(graph, real_device), torch.float64)
+    layer = HeteroConv({kind: make((WIDTH, WIDTH), 4, 2, add_self_loops=False) for kind in batch.edge_types})
+    layer.to(real_device, torch.float64)
+    # Neither the rows nor the matrices of one relation get gradients.
+    layer.convs["paper", "cites", "paper"].requires_grad_(False)
+    leaves = [part for part in layer.parameters() if part.requires_grad]
+
+    def run():
+        outs = layer(batch.x_dict, batch.edge_index_dict)
+        total = sum(out.square().sum() for out in outs.values())
+        first = torch.autograd.grad(total, leaves, create_graph=True)
+        return torch.autograd.grad(sum(part.square().sum() for part in first), leaves)
+
+    expected = run()
+    accelerate(layer)
+    for got, other in zip(run(), expected, strict=True):
+        torch.testing.assert_close(got, other, rtol=1e-8, atol=1e-9)
+    assert read
+
+
+@pytest.mark.parametrize("narrow", ["lin", "att"])
+def test_matrices_and_vectors_of_two_dtypes_are_those_of_pyg_under_autocast(real_device, graph, narrow):
+    batch = draw_batch(graph, real_device)
+    layer = HeteroConv({kind: GATConv((WIDTH, WIDTH), 4, 2, add_self_loops=False) for kind in batch.edge_types})
+    layer.to(real_device)
+    for name, part in layer.named_parameters():
+        if narrow in name:
+            part.data = part.data.bfloat16()
+
+    def run():
+        with torch.autocast(real_device.type, torch.bfloat16):
+            return layer(batch.x_dict, batch.edge_index_dict)
+
+    expected = run()
+    accelerate(layer)
+    for kind, got in run().items():
+        torch.testing.assert_close(got, expected[kind], rtol=5e-2, atol=5e-2)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
