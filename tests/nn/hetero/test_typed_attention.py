@@ -117,8 +117,9 @@ def test_frozen_relations_over_given_rows_leave_others_gradients_of_gradients(re
 
     expected = run()
     accelerate(layer)
+    most = max(float(part.abs().max()) for part in expected)
     for got, other in zip(run(), expected, strict=True):
-        torch.testing.assert_close(got, other, rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(got, other, rtol=1e-8, atol=1e-12 * most)
     assert read
 
 
