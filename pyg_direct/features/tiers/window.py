@@ -94,6 +94,10 @@ class RowWindow(Tier):
         if self._is_on_device:
             self._rows = torch.empty(shape, dtype=self.dtype, device=self.device)
             self._on_gpu = self._rows if self._rows.is_cuda else None
+            if self.device.type == "cuda":
+                # Rows are written on another stream, and kernels of this one may still use memory that the allocator
+                # gives.
+                torch.cuda.current_stream(self.device).synchronize()
         elif self.device.type == "cuda":
             # It is unlocked with the block.
             self._block = block = self._lock_pages(count * self._row_bytes)
