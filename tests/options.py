@@ -5,6 +5,7 @@ fails.
 import inspect
 
 import pytest
+import torch
 
 from pyg_direct.errors import PygDirectError
 
@@ -39,3 +40,18 @@ def check_options(kind, make, known):
     for name, cases in known.items():
         for case in cases if isinstance(cases, tuple) else (cases,):
             case.check(make, name)
+
+
+def look(loader):
+    """All that batches hold."""
+    return [repr([str(batch), *map(str, _list_values(batch))]) for batch in loader]
+
+
+def _list_values(value):
+    if isinstance(value, torch.Tensor):
+        return [(value.dtype, (value.to_dense() if value.layout != torch.strided else value).tolist())]
+    if isinstance(value, (list, tuple)):
+        return [item for part in value for item in _list_values(part)]
+    if hasattr(value, "to_dict"):
+        return [item for part in value.to_dict().items() for item in _list_values(list(part))]
+    return [item for part in value.values() for item in _list_values(part)] if isinstance(value, dict) else [value]

@@ -80,10 +80,11 @@ class _Pieces:
             if piece.free is not None:
                 piece.free.synchronize()
             return piece
-        self._num_left -= 1
         is_on_gpu, size = self._device.type == "cuda", self.num_rows * self._row_bytes
         block = allocate_or_fall_back(size, "pinned" if is_on_gpu else "cpu", self._device if is_on_gpu else None)
         rows = block.view_on_cpu(torch.uint8, (self.num_rows, self._row_bytes))
+        # Only now: a piece that could not be allocated may be asked for again.
+        self._num_left -= 1
         return _Piece(rows, torch.cuda.Event() if is_on_gpu else None)
 
     def give_back(self, piece: _Piece) -> None:

@@ -398,6 +398,13 @@ class _Rows:
             # A kernel writes over the link at its rate; a copy to unified memory does not.
             torch.add(rows, 0, out=part)
 
+    def write_all(self, pieces: Iterator[Tensor]) -> None:
+        """Write all rows, which come piece by piece, in order."""
+        begin = 0
+        for piece in pieces:
+            self.write(begin, piece)
+            begin += len(piece)
+
     def read_whole(self) -> Tensor:
         """Return all rows, on the device or where the device reads them."""
         return self.view
@@ -430,13 +437,9 @@ class _InMemory:
 
     def keep(self, pieces: Iterator[Tensor]) -> _Rows:
         """Keep rows that come piece by piece, in order."""
-        made, begin = None, 0
-        for piece in pieces:
-            if made is None:
-                made = _Rows.empty((self._num_nodes, *piece.shape[1:]), piece.dtype, self._placement, self._device)
-            made.write(begin, piece)
-            begin += len(piece)
-        assert made is not None
+        first = next(pieces)
+        made = _Rows.empty((self._num_nodes, *first.shape[1:]), first.dtype, self._placement, self._device)
+        made.write_all(itertools.chain([first], pieces))
         return made
 
     def keep_whole(self, rows: Tensor) -> _Rows:
@@ -526,9 +529,9 @@ class _InFiles:
         """Write rows that come piece by piece, in order; returns None for the result."""
         first = next(pieces)
         self._num_left -= 1
-        num_bytes = self._num_nodes * first[0].numel() * first.element_size() if len(first) else 0
-        if self._num_left and fits_device(num_bytes, self._device):
-            made = _InMemory(self._num_nodes, self._device.type, self._device).keep(itertools.chain([first], pieces))
+        made = self._allocate(first) if self._num_left else None
+        if made is not None:
+            made.write_all(itertools.chain([first], pieces))
             self._remove("*layer*")
             self._path = None
             return made
@@ -540,6 +543,16 @@ class _InFiles:
             self._remove(self._path.name)
         self._path = path
         return _StoredRows(Feature(device=self._device).from_file(path), self._store) if self._num_left else None
+
+    def _allocate(self, first: Tensor) -> _Rows | None:
+        """Allocate rows of the device for a layer, of which these are the first; None if they do not fit there."""
+        num_bytes = self._num_nodes * first[0].numel() * first.element_size() if len(first) else 0
+        if fits_device(num_bytes, self._device):
+            with contextlib.suppress(torch.OutOfMemoryError):
+                # Free memory of the GPU may lie in pieces.
+                shape = self._num_nodes, *first.shape[1:]
+                return _Rows.empty(shape, first.dtype, self._device.type, self._device)
+        return None
 
     def keep_whole(self, rows: Tensor) -> _Rows | _StoredRows | None:
         """Write rows that come at once; returns None for the result."""

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 # Share of the free host memory for planned batches, the share of it, or of free GPU memory, for their samples, and the
 # windows of an epoch at least: only the first one is waited for.
 _AHEAD_SHARE, _SAMPLES_SHARE, _PARTS = 0.25, 0.125, 4
-# A table of this part of the memory is small, and of so many bytes at most.
-_SMALL, _SMALL_BYTES = 64, 32 << 20
+# A table of this part of the memory is small, and of so many bytes at most; as long as all small ones take this part.
+_SMALL, _SMALL_BYTES, _MOST_SMALL = 64, 32 << 20, 4
 # Batches that read neighbor lists in a file together, at most.
 _MOST_TOGETHER = 32
 
@@ -344,10 +344,17 @@ class GeneralLoader(EpochLoader):
         budget = int((1.0 if self.device.type == "cuda" else 1 - _SAMPLES_SHARE) * self._ahead_bytes())
         # Processes of a host share rows in its memory.
         room = 0 if self._count_local() > 1 else find_device_room(self.device)
-        # Small tables are held whole, as memory for all of them is next to nothing.
-        small = [size for size in sizes if size <= min(budget // _SMALL, _SMALL_BYTES)]
-        large, budget = max(1, sum(sizes) - sum(small)), budget - sum(small)
-        parts = [(size, 0) if size in small else (budget * size // large, room * size // large) for size in sizes]
+        # Small tables are held whole, as memory for them is next to nothing; not for any number of them.
+        held, small = 0, set[int]()
+        for number in sorted(range(len(sizes)), key=sizes.__getitem__):
+            size = sizes[number]
+            if size > min(budget // _SMALL, _SMALL_BYTES) or held + size > budget // _MOST_SMALL:
+                break
+            held += size
+            small.add(number)
+        large, budget = max(1, sum(sizes) - held), budget - held
+        parts = [(size, 0) if number in small else (budget * size // large, room * size // large)
+                 for number, size in enumerate(sizes)]  # fmt: skip
         return [(RowWindow.fit_rows(rows.tier, memory), RowWindow.fit_device_rows(rows.tier, memory, on_device))
                 for rows, (memory, on_device) in zip(stored, parts, strict=True)]  # fmt: skip
 

@@ -103,6 +103,27 @@ def test_a_failed_read_gives_back_its_memory(reader_of, device, monkeypatch):
     assert torch.equal(out.cpu(), rows)
 
 
+def test_a_failed_allocation_costs_no_piece(reader_of, device, monkeypatch):
+    rows = make_rows(9000, 512)
+    reader, out = reader_of(rows), torch.zeros(9000, 512, dtype=torch.uint8, device=device)
+    left = [(pieces, pieces._num_left) for pieces in (reader._small, reader._large)]
+
+    def refuse(*args):
+        raise MemoryError("no memory can be locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staged_reader, "allocate_or_fall_back", refuse)
+        # As often as there are pieces, and once more for each size.
+        for ids in (np.arange(9000), np.arange(0, 9000, 4000)):
+            for _ in range(range_reader.MOST_IN_FLIGHT + 1):
+                with pytest.raises(MemoryError, match="no memory can be locked"):
+                    reader.read(ids, ids, out)
+
+    assert [(pieces, pieces._num_left) for pieces in (reader._small, reader._large)] == left
+    assert reader.read(np.arange(9000), np.arange(9000), out)
+    assert torch.equal(out.cpu(), rows)
+
+
 def test_memory_of_a_gpu_is_a_share_of_what_is_free_or_what_the_user_names(monkeypatch):
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(staged_reader, "free_bytes", lambda index: 80 << 30)

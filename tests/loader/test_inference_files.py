@@ -181,6 +181,30 @@ def test_layers_that_fit_the_device_are_not_written(path, tmp_path, device, room
     assert sorted(os.listdir(tmp_path)) == ["out.npy", "x.npy"]
 
 
+def test_layers_are_written_if_memory_of_the_device_lies_in_pieces(path, tmp_path, device, room, monkeypatch):
+    written, save, asked = [], inference.save_pieces, []
+    monkeypatch.setattr(
+        inference,
+        "save_pieces",
+        lambda file, *args, **options: (written.append(file.name), save(file, *args, **options)),
+    )
+
+    def refuse(*args):
+        asked.append(args)
+        raise torch.OutOfMemoryError("no piece is large enough")
+
+    model = make_model(device)
+    expected = in_memory(model, device)
+    monkeypatch.setattr(inference._Rows, "empty", refuse)
+
+    got = in_files(model, device, path, tmp_path / "out.npy")
+
+    assert are_equal(got, expected, device)
+    assert len(asked) == 2
+    assert written == ["layer2.safetensors", "layer1.safetensors", "layer0.npy"]
+    assert sorted(os.listdir(tmp_path)) == ["out.npy", "x.npy"]
+
+
 def test_rows_that_are_partly_in_memory_are_read_as_batches_need_them(path, device, room, windows):
     x = Feature(device=device, host_cache_size="20%").from_file(path)
 

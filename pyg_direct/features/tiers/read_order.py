@@ -22,7 +22,8 @@ class ReadRecorder(RowWindow):
     """
 
     def __init__(self, source: DiskTier | StagedTier, num_bytes: int, *, device_bytes: int = 0) -> None:
-        self._held = np.full(self._settle(source, max(num_bytes, device_bytes)), -1, np.int64)
+        memory, _ = self._choose_memory(source, num_bytes, device_bytes)
+        self._held = np.full(self._settle(source, memory), -1, np.int64)
         self._dtype = np.int32 if self.shape[0] <= np.iinfo(np.int32).max else np.int64
         self.reads: list[np.ndarray] = []
 

@@ -82,8 +82,8 @@ class RowWindow(Tier):
     def __init__(self, source: DiskTier | StagedTier, num_bytes: int, *, device_bytes: int = 0, is_shared: bool = False
                  ) -> None:  # fmt: skip
         is_direct = wants_gpu_direct(source.device)
-        is_staged = device_bytes >= max(1, num_bytes) and not is_direct and not is_shared
-        num_rows, count = source.shape[0], self._settle(source, device_bytes if is_staged else num_bytes)
+        memory, is_staged = self._choose_memory(source, num_bytes, device_bytes, is_shared=is_shared)
+        num_rows, count = source.shape[0], self._settle(source, memory)
         file, shape = self.file, (count, *self.shape[1:])
         self._on_gpu: Tensor | None = None
         self._max_blocks: int | None = None
@@ -94,6 +94,10 @@ class RowWindow(Tier):
         if self._is_on_device:
             self._rows = torch.empty(shape, dtype=self.dtype, device=self.device)
             self._on_gpu = self._rows if self._rows.is_cuda else None
+            if self.device.type == "cuda":
+                # Rows are written on another stream, and kernels of this one may still use memory that the allocator
+                # gives.
+                torch.cuda.current_stream(self.device).synchronize()
         elif self.device.type == "cuda":
             # It is unlocked with the block.
             self._block = block = self._lock_pages(count * self._row_bytes)
@@ -112,6 +116,12 @@ class RowWindow(Tier):
         self._reader = self._open_reader(is_direct, keeps_all=count == num_rows,
                                          is_shared=is_shared and self._host is None)  # fmt: skip
         self._events: deque[torch.cuda.Event] = deque()
+
+    @staticmethod
+    def _choose_memory(source: Tier, num_bytes: int, device_bytes: int, *, is_shared: bool = False) -> tuple[int, bool]:
+        """Return the bytes for rows, and whether they lie on the device after they passed through the host."""
+        is_staged = device_bytes >= max(1, num_bytes) and not is_shared and not wants_gpu_direct(source.device)
+        return device_bytes if is_staged else num_bytes, is_staged
 
     def _open_reader(self, is_direct: bool, **options: bool) -> GpuDirectReader | RangeReader:
         if is_direct:

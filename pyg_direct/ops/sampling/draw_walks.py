@@ -21,6 +21,7 @@ from pyg_direct.ops.argument_checks import (
 )
 from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.ops.sampling.find_induced import NeighborLists
+from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
 _MOST_LENGTH = 2**31 - 1
 
@@ -114,7 +115,9 @@ class BoundsCheck:
             # A thread waits for its check before it begins another one, so that one word is enough for it.
             self._flag = getattr(_OWN, "flag", None)
             if self._flag is None:
-                self._flag = _OWN.flag = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=ids.is_cuda)
+                with ordinary_tensors():
+                    self._flag = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=ids.is_cuda)
+                _OWN.flag = self._flag
             self._flag.zero_()
             run_gpu(flag_outside_gpu, grid_for(ids.numel(), ids), ids, upper, self._flag)
             if ids.is_cuda:

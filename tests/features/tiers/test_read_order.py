@@ -6,6 +6,7 @@ import torch
 
 from pyg_direct import save_rows
 from pyg_direct.features.row_files import RowFile
+from pyg_direct.features.tiers import window as window_module
 from pyg_direct.features.tiers.choice import open_file
 from pyg_direct.features.tiers.read_order import ReadRecorder, order_by_windows
 from pyg_direct.features.tiers.window import RowWindow
@@ -63,6 +64,19 @@ def test_a_recorder_lists_what_a_window_reads(tmp_path):
     assert recorder.num_asked == window.num_asked
     assert not recorder.is_broken
     recorder.leave()
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+@pytest.mark.parametrize("device_rows", [0, 300, 400, 900])
+def test_a_recorder_has_the_memory_of_a_window(tmp_path, monkeypatch, is_direct, device_rows):
+    monkeypatch.setattr(window_module, "wants_gpu_direct", lambda device: is_direct)
+    monkeypatch.setattr(window_module, "GpuDirectReader", lambda file: None)
+    tier = open_file(RowFile(save_rows(tmp_path / "x.npy", torch.randn(5000, 5))), torch.device("cpu"))
+
+    recorder, window = (kind(tier, 400 * 20, device_bytes=device_rows * 20) for kind in (ReadRecorder, RowWindow))
+
+    assert (recorder.most_rows, len(recorder._held)) == (window.most_rows, len(window._held))
+    assert len(window._held) == (400 if is_direct else max(400, device_rows))
 
 
 def test_rows_that_stay_in_memory_are_not_listed_again(tmp_path):

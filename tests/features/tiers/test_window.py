@@ -1,6 +1,7 @@
 """Rows of planned batches in memory, over the tier of a file."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,6 +82,48 @@ def test_planned_rows_of_any_dtype_come_bit_for_bit(window_of, dtype, monkeypatc
     forbid_reads(window, monkeypatch)
 
     assert torch.equal(bytes_of(take(window, 0, ids)), bytes_of(rows)[ids])
+
+
+def test_memory_of_a_gpu_is_free_of_kernels_before_rows_are_written(tmp_path, monkeypatch):
+    """Without a GPU: the order of the calls."""
+    calls, gpu = [], torch.device("cuda", 0)
+    tier = open_file(RowFile(save_rows(tmp_path / "rows.npy", make_rows())), torch.device("cpu"))
+    monkeypatch.setattr(tier, "device", gpu)
+    empty, stream = torch.empty, SimpleNamespace(synchronize=lambda: calls.append("synchronize"))
+
+    def allocate(*args, device, **options):
+        calls.append(device)
+        return empty(*args, **options, device="cpu")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: (calls.append("stream of"), stream)[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", allocate)
+        RowWindow(tier, 0, device_bytes=4000)
+
+    assert calls[calls.index(gpu) :] == [gpu, "stream of", "synchronize"]
+
+
+@pytest.mark.gpu
+def test_kernels_of_the_stream_of_the_caller_end_before_rows_are_written(tmp_path):
+    """The allocator gives memory to the stream that freed it, whose kernels may still read it."""
+    rows = torch.ones(1 << 18, 32)
+    tier = open_file(RowFile(save_rows(tmp_path / "rows.npy", rows)), resolve_device("cuda"))
+    torch.cuda.empty_cache()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        seen, old = (torch.zeros(1 << 18, 32, device="cuda") for _ in range(2))
+        address = old.data_ptr()
+        torch.cuda._sleep(1 << 30)
+        seen.copy_(old)
+        del old
+        window = RowWindow(tier, 0, device_bytes=rows.nbytes)
+
+    # On another stream, as the thread of a loader does.
+    plan(window, 0, np.arange(1 << 18))
+    torch.cuda.synchronize()
+
+    assert window._rows.data_ptr() == address
+    assert not seen.any()
+    assert torch.equal(window._rows.cpu(), rows)
 
 
 def test_rows_of_a_window_that_processes_share_come_bit_for_bit(tmp_path, device, monkeypatch):

@@ -133,6 +133,23 @@ def test_small_tables_are_held_whole_whatever_the_large_ones_leave(path, tmp_pat
     assert 0 < large_bytes < large.nbytes
 
 
+def test_many_small_tables_leave_memory_to_the_large_ones(path, tmp_path, device):
+    large = Feature(device=device).from_file(save_rows(tmp_path / "l.npy", torch.zeros(40 * NODES, 128))).stored
+    # Each is an 80th of the memory, and on a CPU a 70th of what samples leave.
+    small, memory = Feature(device=device).from_file(path).stored, 80 * X.nbytes
+    loader = open_loader(path, device, f"{memory}B")
+    num_small = 100
+
+    *held, (large_bytes, _) = loader._divide_memory([*[small] * num_small, large])
+
+    # The tables that are held whole take no more than a quarter; the others have their shares of the rest.
+    whole = sum(num_bytes == X.nbytes for num_bytes, _ in held)
+    assert 0 < whole < num_small
+    assert whole * X.nbytes <= memory // 4
+    assert large_bytes > memory // 8
+    assert sum(num_bytes for num_bytes, _ in held) + large_bytes <= memory
+
+
 def test_samples_end_a_window_too(path, device, monkeypatch):
     number_of = []
     for share in (0.125, 1e-9):

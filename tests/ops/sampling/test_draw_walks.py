@@ -1,6 +1,7 @@
 """Walks equal the reference on every device, and node2vec's steps have the chances of the paper."""
 
 import math
+import threading
 from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
@@ -13,6 +14,7 @@ from hypothesis import given, strategies as st
 from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.kernels.sampling import walks as kernels
+from pyg_direct.ops.sampling import draw_walks
 from pyg_direct.ops.sampling.draw_walks import BoundsCheck, walk, walk_along
 from pyg_direct.ops.sampling.find_induced import NeighborLists
 from tests.reference import walks as reference
@@ -168,6 +170,24 @@ def test_ids_on_a_gpu_are_checked_ahead(device, dtype):
             BoundsCheck("start", large, 1000).finish()
         with pytest.raises(IdError, match=r"start must lie in \[0, 1000\), got -3"):
             BoundsCheck("start", low, 1000).finish()
+
+
+def test_a_check_in_inference_mode_leaves_later_ones_usable(device, monkeypatch):
+    # The first check of a thread.
+    monkeypatch.setattr(draw_walks, "_OWN", threading.local())
+    if device.type == "cpu" and not SIMULATED:
+        monkeypatch.setattr(draw_walks, "runs_on_gpu", lambda tensor: True)
+        monkeypatch.setattr(draw_walks, "grid_for", lambda *args: None)
+        monkeypatch.setattr(draw_walks, "run_gpu", lambda *args: args[-1].fill_(args[2].max() >= args[3]))
+    ids = torch.arange(10, device=device)
+
+    with torch.inference_mode():
+        BoundsCheck("start", ids, 10).finish()
+
+    BoundsCheck("start", ids, 10).finish()
+    for mode in (torch.inference_mode(), torch.no_grad()):
+        with mode, pytest.raises(IdError, match=r"start must lie in \[0, 9\), got 9"):
+            BoundsCheck("start", ids, 9).finish()
 
 
 def test_walks_depend_on_key_and_number_alone(device):
