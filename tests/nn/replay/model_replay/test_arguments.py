@@ -224,8 +224,8 @@ def test_a_list_that_is_given_again_with_other_items_is_seen(plain):
 def test_names_of_arguments_are_told_apart(plain):
     models, replay, x, edge_index = plain
     one, other = torch.full((2, CLASSES), 2.0, device=x.device).double()
-    calls = [{"x": x, "edge_index": edge_index, "scale": one}, {"edge_index": edge_index, "scale": one, "x": x},
-             {"x": x, "edge_index": edge_index, "scale": other.mul_(2)}, {"x": x, "edge_index": edge_index}]  # fmt: skip
+    given = {"x": x, "edge_index": edge_index}
+    calls = [{**given, "scale": one}, {"scale": one, **given}, {**given, "scale": other.mul_(2)}, given]
     for _ in range(12):
         assert_passes_alike(models, x, (), calls[0])
     assert replay.replayed > 0
