@@ -157,6 +157,8 @@ def run(row: Row, random: Random, device: str) -> int:
             accelerate(model, replay=True)
 
     ordinary, fast = (Loop(row, copy.deepcopy(model), attach) for attach in (accelerate_only, replay))
+    # Batches with as many edges as nodes are not read: their rows are not told apart.
+    num_read = 0
     with recorded_anywhere(device):
         for loop in (ordinary, fast):
             loop.attach(loop.model)
@@ -170,6 +172,7 @@ def run(row: Row, random: Random, device: str) -> int:
             ):
                 event = events[number % 2]
             chosen = give_batches(event)
+            num_read += number < CALM and chosen[0].num_nodes != chosen[0].num_edges
             for loop in (ordinary, fast):
                 loop.do(event, chosen, draw)
             compare(fast, ordinary, row, number, event)
@@ -178,8 +181,8 @@ def run(row: Row, random: Random, device: str) -> int:
             assert torch.equal(now, then), "what a loop had was written to"
     replay_of: Any = fast.model.__dict__["_replay"]
     assert replay_of.reason is None, replay_of.reason
-    # Of one hop there are often as many edges as nodes, which are not told apart then.
-    assert replay_of.replayed > 0 or row["layers"] == "1" or row["event"] == "copy", replay_of
+    # A pass after those that are known before a recording, and the one that is recorded.
+    assert replay_of.replayed > 0 or num_read < replayed._WARM_UP + 2 or row["event"] == "copy", replay_of
     return STEPS
 
 

@@ -73,6 +73,15 @@ def test_what_is_wrong_is_found_and_can_be_run_again(monkeypatch):
     assert Case.parse(text).run() > 0
 
 
+@pytest.mark.parametrize("line", [
+    # Two of the batches before a weight is frozen have as many edges as nodes.
+    "replays cpu 983029654 event=given second=freeze norm=rows trim=yes jk=none dtype=float32 seeds=5 replace=no "
+    "threads=all layers=2 loss=all often=once optimizer=momentum model=Graph",
+])  # fmt: skip
+def test_cases_that_failed_without_an_error_of_the_package(line):
+    assert Case.parse(line).run() > 0
+
+
 def test_a_limit_of_time_ends_what_has_not_met_too():
     tallies, failures = run_cases(["features"], "cpu", 0, 0, seed=1, at_most=0.0)
 

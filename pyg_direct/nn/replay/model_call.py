@@ -177,7 +177,7 @@ class _Last(NamedTuple):
     """Last call of a model with arguments that may be given again as they are, in other containers too.
 
     Attributes:
-        args: Its arguments, if they have no names and none is a container; otherwise empty.
+        args: Its arguments, if they have no names and none is a container; otherwise None.
         given, call, device: Its arguments by `_flatten`, what was read of them, and their device.
         tensors: The tensors among them, each once.
         ids: Tensors of ids among them, whose writes count.
@@ -185,7 +185,7 @@ class _Last(NamedTuple):
         places: Their memory, writes of ids, and the number of registrations of edges.
     """
 
-    args: tuple[Any, ...]
+    args: tuple[Any, ...] | None
     given: list[Any]
     call: Call
     device: torch.device
@@ -201,7 +201,7 @@ class _Last(NamedTuple):
             return None
         tensors = list({id(tensor): tensor for tensor in call.tensors}.values())
         ids = [tensor for tensor in tensors if not tensor.is_floating_point()]
-        plain = () if kwargs or not CONTAINERS.isdisjoint(map(type, args)) else args
+        plain = None if kwargs or not CONTAINERS.isdisjoint(map(type, args)) else args
         return cls(plain, _flatten((args, kwargs)), call, device, tensors, ids, remember_forms(tensors),
                    cls._read(tensors, ids))  # fmt: skip
 
@@ -211,7 +211,8 @@ class _Last(NamedTuple):
 
     def is_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Report whether these are the same arguments, unchanged."""
-        if kwargs or len(args) != len(self.args) or not all(map(is_, args, self.args)):
+        plain = self.args
+        if plain is None or kwargs or len(args) != len(plain) or not all(map(is_, args, plain)):
             given = _flatten((args, kwargs))
             if len(given) != len(self.given) or not all(map(is_, given, self.given)):
                 return False

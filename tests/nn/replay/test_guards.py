@@ -13,13 +13,20 @@ from torch_geometric.nn import GCN, GraphSAGE
 
 from pyg_direct import accelerate
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn.replay import batch_passes, model_call, model_replay as replayed, recorded_passes
+from pyg_direct.nn.replay import batch_passes, guards, model_call, model_replay as replayed, recorded_passes
 from pyg_direct.nn.replay.guards import remember_forms
 from tests.nn.convolutions import assert_near
 from tests.nn.replays import find_gradients, make_graph, make_loader, run_whole
 from tests.nn.tape import TapeRecorder
 
 WARM = 12
+
+
+@pytest.fixture(autouse=True, params=["chosen", "forms"])
+def _guard(request, monkeypatch):
+    """Run each test with the guard of tensors that this torch has, and with the one for a torch that has none."""
+    if request.param == "forms":
+        monkeypatch.setattr(guards, "_guard", guards._guard_by_forms)
 
 
 @pytest.fixture(autouse=True)
@@ -351,6 +358,72 @@ def test_changed_forms_of_tensors_are_seen(is_graded):
         part.requires_grad_()
         assert has_forms(part, other)
     assert remember_forms([])()
+
+
+@pytest.mark.parametrize("is_graded", [False, True])
+def test_weights_that_are_frozen_after_a_pass_are_seen(is_graded):
+    model, device = GraphSAGE(8, 8, 2), torch.device("cpu")
+    state = guards.State(guards.Outside(model))
+    with torch.set_grad_enabled(is_graded):
+        before = state.read(model, device)
+    with torch.set_grad_enabled(not is_graded):
+        assert state.read(model, device) is before
+
+    model.convs[0].requires_grad_(False)
+
+    with torch.set_grad_enabled(not is_graded):
+        after = state.read(model, device)
+    assert after != before
+    with torch.set_grad_enabled(is_graded):
+        assert state.read(model, device) is after
+
+
+class OtherNames:
+    """Guard of a torch that names the arguments in another way."""
+
+    def __init__(self, *tensors, dynamic_sizes, dynamic_strides):
+        pass
+
+
+class NeedsGradients:
+    """Guard that knows the need of gradients only while they are enabled, as of early versions of torch."""
+
+    def __init__(self, *tensors, dynamic_dims_sizes, dynamic_dims_strides):
+        self.forms = self.read(tensors)
+
+    def read(self, tensors):
+        return [(type(part), part.dtype, part.shape, part.stride(), torch.is_grad_enabled() and part.requires_grad)
+                for part in tensors]  # fmt: skip
+
+    def check(self, *tensors):
+        return self.read(tensors) == self.forms
+
+
+class NoStrides(NeedsGradients):
+    def read(self, tensors):
+        return [(type(part), part.dtype, part.shape, part.requires_grad) for part in tensors]
+
+
+class Whole(NeedsGradients):
+    def read(self, tensors):
+        return [(type(part), part.dtype, part.shape, part.stride(), part.requires_grad) for part in tensors]
+
+
+@pytest.mark.parametrize(("kind", "is_taken"), [(None, False), (OtherNames, False), (NeedsGradients, False),
+                                                (NoStrides, False), (Whole, True)])  # fmt: skip
+def test_a_guard_of_torch_is_taken_if_it_sees_all_changes(monkeypatch, kind, is_taken):
+    name = "torch._C._dynamo.guards.TensorGuards"
+    if kind is None:
+        monkeypatch.delattr(name)
+    else:
+        monkeypatch.setattr(name, kind)
+
+    assert guards._choose_guard() is (guards._guard_by_torch if is_taken else guards._guard_by_forms)
+
+
+def test_guards_see_all_changes():
+    assert guards._sees_changes(guards._choose_guard())
+    assert guards._sees_changes(guards._guard_by_forms)
 
 
 def test_arguments_that_pyg_takes_are_taken(graph, batches):

@@ -1,5 +1,7 @@
 """Calls of replayed models that come back: arguments in new containers, and `train()` and `eval()` between them."""
 
+from types import MappingProxyType
+
 import pytest
 import torch
 from torch_geometric.nn import BatchNorm, GCNConv, SAGEConv
@@ -78,6 +80,174 @@ def test_changed_arguments_are_seen(device, given, change):
         assert_near(*[train_one(trained, dict(x_dict), dict(edges), scale) for trained in (ordinary, model)])
 
     assert replayed > 0
+
+
+class Plain(torch.nn.Module):
+    """A layer, whose rows and edges are the model's own if none are given."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = SAGEConv(16, CLASSES)
+        self.register_buffer("x", torch.randn(NODES, 16))
+        self.register_buffer("edges", torch.randint(NODES, (2, EDGES)))
+
+    def forward(self, x=None, edge_index=None, parts=(), scale=None):
+        x, edge_index = self.x if x is None else x, self.edges if edge_index is None else edge_index
+        if parts:
+            x, edge_index = parts[0], parts[1]
+        return self.conv(x, edge_index) * (1 if scale is None else scale)
+
+
+def make_resized(x, edge_index, models):
+    # At the same address.
+    x.resize_(NODES // 2, 16)
+
+
+def make_strided(x, edge_index, models):
+    x.as_strided_((NODES, 16), (1, NODES))
+
+
+def assign_rows(x, edge_index, models):
+    x.data = x.data * 2
+
+
+def assign_edges(x, edge_index, models):
+    edge_index.data = edge_index.data.flip(0).contiguous()
+
+
+def write_rows(x, edge_index, models):
+    x.mul_(2)
+
+
+def write_edges(x, edge_index, models):
+    edge_index.copy_(edge_index.flip(1).roll(1, 0))
+
+
+def learn_rows(x, edge_index, models):
+    x.requires_grad_()
+
+
+def round_all(x, edge_index, models):
+    x.data = x.data.float()
+    for model in models:
+        model.float()
+
+
+def freeze_weight(x, edge_index, models):
+    for model in models:
+        model.conv.lin_l.weight.requires_grad_(False)
+
+
+def replace_weight(x, edge_index, models):
+    for model in models:
+        model.conv.lin_l.weight = torch.nn.Parameter(model.conv.lin_l.weight.detach() * 2)
+
+
+def assign_weight(x, edge_index, models):
+    for model in models:
+        model.conv.lin_l.weight.data = model.conv.lin_l.weight.data * 2
+
+
+# How arguments are given.
+STYLES = {
+    "plain": lambda x, edge_index: ((x, edge_index), {}),
+    "named": lambda x, edge_index: ((), {"x": x, "edge_index": edge_index}),
+    "listed": lambda x, edge_index: ((None, None, [x, edge_index]), {}),
+}
+
+
+def assert_passes_alike(models, x, args=(), kwargs=MappingProxyType({})):
+    """Compare results and gradients of a pass of each model, also of the rows."""
+    found = []
+    for model in models:
+        model.zero_grad()
+        x.grad = None
+        out = model(*args, **kwargs)
+        out.square().sum().backward()
+        found.append([out.detach(), x.grad, *[part.grad for part in model.parameters()]])
+    assert [part is None for part in found[0]] == [part is None for part in found[1]]
+    assert_near(*[[part for part in parts if part is not None] for parts in found])
+
+
+@pytest.fixture
+def plain(device):
+    """(an ordinary model and a replayed one, its replay, rows, edges)."""
+    torch.manual_seed(0)
+    ordinary, model, replay = pair_with_ordinary(Plain(), device)
+    x = torch.randn(NODES, 16, device=device).double()
+    return (ordinary, model), replay, x, torch.randint(NODES // 2, (2, EDGES), device=device)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_call_without_arguments_is_another_one(plain, style):
+    models, replay, x, edge_index = plain
+    for _ in range(12):
+        assert_passes_alike(models, x, *STYLES[style](x, edge_index))
+    assert replay.replayed > 0
+
+    for _ in range(2):
+        assert_passes_alike(models, x)
+        assert_passes_alike(models, x, *STYLES[style](x, edge_index))
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("change", [
+    make_resized, make_strided, assign_rows, assign_edges, write_rows, write_edges, learn_rows, round_all,
+    freeze_weight, replace_weight, assign_weight,
+])  # fmt: skip
+def test_arguments_that_change_in_place_are_seen(plain, style, change):
+    models, replay, x, edge_index = plain
+    for _ in range(12):
+        assert_passes_alike(models, x, *STYLES[style](x, edge_index))
+    assert replay.replayed > 0
+
+    change(x, edge_index, models)
+
+    for _ in range(12):
+        assert_passes_alike(models, x, *STYLES[style](x, edge_index))
+
+
+def test_a_list_that_is_given_again_with_other_items_is_seen(plain):
+    models, replay, x, edge_index = plain
+    parts = [x, edge_index]
+    for _ in range(12):
+        assert_passes_alike(models, x, (None, None, parts))
+    assert replay.replayed > 0
+
+    for rows, edges in ((x * 2, edge_index), (x, edge_index.flip(0).contiguous()), (x, edge_index)):
+        parts[:] = rows, edges
+        assert_passes_alike(models, x, (None, None, parts))
+    parts[:] = []
+    assert_passes_alike(models, x, (None, None, parts))
+
+
+def test_names_of_arguments_are_told_apart(plain):
+    models, replay, x, edge_index = plain
+    one, other = torch.full((2, CLASSES), 2.0, device=x.device).double()
+    given = {"x": x, "edge_index": edge_index}
+    calls = [{**given, "scale": one}, {"scale": one, **given}, {**given, "scale": other.mul_(2)}, given]
+    for _ in range(12):
+        assert_passes_alike(models, x, (), calls[0])
+    assert replay.replayed > 0
+
+    for call in [*calls, *calls[::-1]]:
+        assert_passes_alike(models, x, (), call)
+
+
+def test_autocast_between_calls_is_seen(plain):
+    models, replay, x, edge_index = plain
+    # Not double, which autocast leaves alone.
+    round_all(x, edge_index, models)
+    found = []
+    for number in range(30):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=number % 15 > 11):
+            outs = [model(x, edge_index).detach() for model in models]
+            found.append(outs[0].dtype)
+        assert outs[0].dtype == outs[1].dtype
+        assert_near(outs[1:], outs[:1])
+
+    assert replay.replayed > 0
+    assert set(found) == {torch.float32, torch.bfloat16}
 
 
 def test_items_of_nested_containers_are_told_apart():
