@@ -43,7 +43,7 @@ def mask_of(lane, lanes, thread_of_warp):
     return np.uint32(ones << np.uint32(thread_of_warp - lane))
 
 
-@gpu_kernel("u8 u8 i8[] i8[] i8 i4 i4 i4 u8", sources=("aggregate", "pull_attention"))
+@gpu_kernel("u8 u8 i8[] i8[] i8 i4 i4 i4 u8", sources=("aggregate", "typed_attention"))
 def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, kind, totals):
     """totals[t, h] of the targets of all relations. Those of relation r begin at bounds[r], and shifts[r] from there
     leads to their rows of `grad`. All but `bounds` and `shifts` are addresses.
@@ -64,7 +64,7 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
 
 
 @gpu_kernel("u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] u8 u8 u8 i8 i8 i8 i4 i4 f4 i4 u8 u8",
-            sources=("aggregate", "pull_attention"), resident_blocks=4)  # fmt: skip
+            sources=("aggregate", "typed_attention"), resident_blocks=4)  # fmt: skip
 def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, kept, starts, sizes, relations, num_rows,
                       num_edges, run, heads, lanes, slope, kind, alpha, totals):  # fmt: skip
     """Sums of the attention of the relations into one type, fp32, and its row of `bias` unless this is zero.
@@ -105,7 +105,7 @@ def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, k
 
 
 @gpu_kernel("u8 u8 I[] u8 u8 i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8", I=("i4", "i8"),
-            sources=("aggregate", "pull_attention"), resident_blocks=6)  # fmt: skip
+            sources=("aggregate", "typed_attention"), resident_blocks=6)  # fmt: skip
 def pull_scores_gpu(x, grad, indptr, row, alpha, bounds, shifts, num_edges, num_targets, run, heads, lanes, slope, kind,
                     to_edges, to_targets):  # fmt: skip
     """Gradients of the scores of edges before `leaky`, and their sums by target. All but arrays are addresses; `row` is
@@ -136,7 +136,7 @@ def pull_scores_gpu(x, grad, indptr, row, alpha, bounds, shifts, num_edges, num_
 
 
 @gpu_kernel("u8 i4[] u8 u8 u8 u8 u8 i8[] i8[] i8 i8 i8 i4 i4 i4 i4[] i4[] u8 u8",
-            sources=("aggregate", "pull_attention"), resident_blocks=4)  # fmt: skip
+            sources=("aggregate", "typed_attention"), resident_blocks=4)  # fmt: skip
 def pull_attention_gpu(grad, indptr, target, edge, alpha, shares, vectors, bounds, shifts, num_edges, num_sources, run,
                        heads, lanes, kind, slices, counts, partials, to_x):  # fmt: skip
     """Gradients of rows of sources, for heads of `lanes` times 16 bytes.
@@ -181,7 +181,7 @@ join_rows_16 = device_function("join_rows_16", "u8 u8 u8 i8 i8 i8 i4 i4")
 add_parts_4 = device_function("add_parts_4", "u8 u8 u8 u8 u8 i8 i8 i8 i4")
 
 
-@gpu_kernel("u8 u8 i8[] i8[] i8 i8 i4 i4 i4 u8", sources=("aggregate", "pull_attention"))
+@gpu_kernel("u8 u8 i8[] i8[] i8 i8 i4 i4 i4 u8", sources=("aggregate", "typed_attention"))
 def weigh_rows_gpu(x, weights, bounds, slices, length, num_slices, heads, pieces, kind, partials):
     """partials[i] = sum over the rows s of slice i of x[s], each head times weights[s, h].
 
@@ -200,7 +200,7 @@ def weigh_rows_gpu(x, weights, bounds, slices, length, num_slices, heads, pieces
                       weights + np.uint64(head * 4), first, last, heads, pieces, kind)  # fmt: skip
 
 
-@gpu_kernel("u8 i8 i8 i8 i8 i4 i4 u8 u8", sources=("aggregate", "pull_attention"))
+@gpu_kernel("u8 i8 i8 i8 i8 i4 i4 u8 u8", sources=("aggregate", "typed_attention"))
 def join_rows_gpu(grad, num_rows, num_kept, length, num_slices, pieces, kind, joined, partials):
     """partials[i] = sum of the rows of slice i of `grad`, fp32, each of `length` rows; the first `num_kept` rows are
     also written to `joined` in their kind.
@@ -216,7 +216,7 @@ def join_rows_gpu(grad, num_rows, num_kept, length, num_slices, pieces, kind, jo
                      grad + np.uint64(piece * bytes_of_piece), first, last, num_kept, pieces, kind)  # fmt: skip
 
 
-@gpu_kernel("u8 u8 i8[] i8[] u8 u8 i8 i4 u8", sources=("aggregate", "pull_attention"))
+@gpu_kernel("u8 u8 i8[] i8[] u8 u8 i8 i4 u8", sources=("aggregate", "typed_attention"))
 def add_groups_gpu(out, bias, firsts, members, starts, sizes, num_rows, pieces, totals):
     """Sums of the results of relations into one type, fp32, and its row of `bias` unless this is zero.
 

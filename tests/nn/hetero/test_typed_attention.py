@@ -310,7 +310,7 @@ def test_one_launch_equals_operators_that_it_replaces(kind, dtype, heads, channe
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    return cuda_on_cpu.load(["attend", "pull_attention", "pair_attention"], tmp_path_factory.mktemp("cuda"))
+    return cuda_on_cpu.load(["attend", "typed_attention", "pair_attention"], tmp_path_factory.mktemp("cuda"))
 
 
 # Names of the number of items of a kernel.
