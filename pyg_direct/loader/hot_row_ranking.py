@@ -177,7 +177,8 @@ def rank_sampled(loader: Any, topology: Any) -> Rankings:
         kind: TypeRanking(topology, NODES if kind is None else kind) if has_types else _find_listing(lists)
         for kind in kinds
     }
-    reads = _read_sampler(loader, topology)
+    # A CPU has no second memory for hot rows.
+    reads = None if loader.device.type == "cpu" else _read_sampler(loader, topology)
     if reads is None:
         return Rankings(nodes)
     if loader.hotness == "frequency":
@@ -194,7 +195,7 @@ def _read_sampler(loader: Any, topology: Any) -> ReadChances | None:
     known.
     """
     sampler = loader._sampler
-    if loader.hotness == "degree" or loader.device.type == "cpu" or not is_own(sampler, NeighborSampler):
+    if loader.hotness == "degree" or not is_own(sampler, NeighborSampler):
         return None
     has_types = isinstance(topology, HeteroTopo)
     if has_types and (topology.is_temporal or topology.weighted.any()):
