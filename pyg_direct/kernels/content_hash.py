@@ -1,14 +1,10 @@
-"""Sums of contents: words of an array are added up in classes, and the sum of each is multiplied by an odd number.
+"""Sums of contents: each word of an array is multiplied by an odd number of its position, then added.
 
-The words of a chunk of `CHUNK` words are added up twice: by their positions modulo each of `WIDTHS`. These are primes,
-as no usual row of features is a multiple of them. An addition by vector instructions takes a fraction of a product's
-time. Changes of up to three words of a chunk change the sum of a class, whatever they are; more
-changes almost certainly do. The high half of a sum is folded into its low half, so that changes of signs count in many
-bits of the product. The odd number is a product: one number for the class, and one for the chunk.
-
-Samples of larger arrays are words times an odd number for the position within a block of `BLOCK` words, and one for the
-block. All of these are mixed as by the first half of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014). Sums are equal for
-any number of threads.
+The high half of a word is folded into its low half before, so that changes of signs count in many bits of the product.
+A changed word, or a swap of two, almost certainly changes the sum. The odd number is a product: one number for the
+position within a block of `BLOCK` words, and one for the block. So the former are mixed once, and NumPy needs few
+steps. Both are mixed as by the first half of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014). Sums are equal for any
+number of threads.
 """
 
 from __future__ import annotations
@@ -18,9 +14,6 @@ import numpy as np
 from pyg_direct.compiler.jit import body, cpu_kernel, prange
 
 BLOCK = 1 << 15
-WIDTHS = (761, 769)
-CHUNK = 1 << 17
-_FIRST, _SECOND = WIDTHS
 _STEP, _FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
@@ -53,47 +46,23 @@ def sum_piece(words, begin, end, factors):
     return total
 
 
-@body
-def add_classes(words, sums):
-    """Add the words to the class sums of their positions modulo the length of `sums`."""
-    width = sums.shape[0]
-    for begin in range(0, words.shape[0], width):
-        # From 0, as above.
-        row = words[begin : begin + width]
-        own = sums[: row.shape[0]]
-        for i in range(row.shape[0]):
-            own[i] += row[i]
-
-
-@body
-def sum_chunks(words, first, last, factors):
-    """Sum the products of the chunks [first, last)."""
-    total, classes = np.uint64(0), np.empty(_FIRST + _SECOND, np.uint64)
-    for c in range(first, last):
-        own = words[c * CHUNK : (c + 1) * CHUNK]
-        classes[:] = np.uint64(0)
-        add_classes(own, classes[:_FIRST])
-        add_classes(own, classes[_FIRST:])
-        total += sum_block(classes, 0, classes.shape[0], 0, factors) * (mix_place(c) | np.uint64(1))
-    return total
-
-
 @cpu_kernel
 def sum_all_cpu(words, factors, sums):
-    """Add up the products, uint64 `[n]`; each share's sum goes to `sums`, uint64 `[C]`.
+    """Add up the products, uint64 `[n]`; each chunk's sum goes to `sums`, uint64 `[C]`.
 
-    `factors` are the odd numbers of the positions within a block, and of classes, uint64 `[BLOCK]`.
+    `factors` are the odd numbers of the positions within a block, uint64 `[BLOCK]`.
     """
-    shares, chunks = sums.shape[0], (words.shape[0] + CHUNK - 1) // CHUNK
-    share = (chunks + shares - 1) // shares
-    for c in prange(shares):
-        sums[c] = sum_chunks(words, min(c * share, chunks), min((c + 1) * share, chunks), factors)
+    chunks = sums.shape[0]
+    share = (words.shape[0] + chunks - 1) // chunks
+    for c in prange(chunks):
+        begin = min(c * share, words.shape[0])
+        sums[c] = sum_piece(words, begin, min(begin + share, words.shape[0]), factors)
 
 
 @cpu_kernel
 def sum_some_cpu(words, pieces, length, factors, sums):
-    """Add up the products of samples, as `sum_all_cpu`: `pieces` runs of `length` words, one at a random position in
-    each equal part of the words.
+    """As `sum_all_cpu`, for `pieces` runs of `length` words: one at a random position in each equal part of the
+    words.
     """
     chunks, part = sums.shape[0], words.shape[0] // pieces
     share = (pieces + chunks - 1) // chunks

@@ -13,16 +13,9 @@ def mix(number: int) -> int:
 
 
 def sum_words(words: Sequence[int]) -> int:
-    """The sum of words of 64 bits: of each chunk, the classes of places modulo 761 and 769, each times an odd number of
-    its place among all classes, and one of the chunk.
-    """
+    """The sum of words of 64 bits, each times an odd number of its place in its block, and one of the block's place."""
     total = 0
-    for chunk, begin in enumerate(range(0, len(words), 131072)):
-        classes = [0] * (761 + 769)
-        for place, word in enumerate(words[begin : begin + 131072]):
-            classes[place % 761] += word
-            classes[761 + place % 769] += word
-        for place, added in enumerate(classes):
-            own = added % 2**64
-            total += (own ^ (own >> 32)) * (mix(place) | 1) * (mix(chunk) | 1)
+    for place, word in enumerate(words):
+        inner = place % 32768
+        total += (word ^ (word >> 32)) * (mix(inner) | 1) * (mix(place - inner) | 1)
     return total % 2**64
