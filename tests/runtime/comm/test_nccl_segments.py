@@ -25,6 +25,9 @@ class Group:
     def shutdown(self):
         self.calls.append("shutdown")
 
+    def alltoall_base(self, *args):
+        self.calls.append("exchange")
+
     def query(self):
         return self.aborted.is_set()
 
@@ -76,6 +79,24 @@ def test_exchanges_end_while_the_host_waits_for_other_work_behind_them(monkeypat
     assert group.calls == ["abort"]
     with pytest.raises(RankError, match="rank 1 is gone"):
         segments.wait(over)
+
+
+def test_an_aborted_group_refuses_exchanges(monkeypatch):
+    monkeypatch.setattr(nccl_segments, "on_raw_stream", lambda *args: nullcontext())
+    group, other = Group(), Group()
+    segments = open_segments(group, find_reason=lambda: "rank 1 is gone")
+    segments.beside = _Lane(other, 2, torch.device("cpu"))
+    words = torch.zeros(2, 2)
+    segments.exchange(words[0], words[1], 0)
+
+    with pytest.raises(RankError, match="rank 1 is gone"):
+        segments.wait(group)
+
+    # A group of NCCL would wait for all ranks to connect anew.
+    for lane in (segments, segments.beside):
+        with pytest.raises(RankError, match="rank 1 is gone"):
+            lane.exchange(words[0], words[1], 0)
+    assert (group.calls, other.calls) == (["exchange", "abort"], ["abort"])
 
 
 def test_exchanges_that_are_over_need_no_other_rank(monkeypatch):
