@@ -289,22 +289,24 @@ class NcclSegments(_Lane):
             failed: Whether other ranks may be gone, so that kernels that wait for them must be aborted first.
         """
         self._ended.set()
-        if self._thread is not None and threading.current_thread() is not self._thread:
-            self._thread.join(_END)
-        ending: threading.Thread | None = None
+        watching = self._thread if self._thread is not threading.current_thread() else None
+        if watching is not None and self.ended_by is None:
+            watching.join(_END)
         is_over = self.ended_by is not None
+        # An abort ends after the graphs are released. A thread still in it would end the program when Python ends.
+        ending = [watching] if watching is not None else []
         if failed and not is_over:
-            ending = threading.Thread(target=self._abort, args=("this rank failed",), daemon=True)
-            ending.start()
+            ending.append(threading.Thread(target=self._abort, args=("this rank failed",), daemon=True))
+            ending[-1].start()
             time.sleep(_LOOK / 10)
         until = time.monotonic() + _END
         for holder in list(self._holders):
             # A thread may still wait for the batch whose exchanges were aborted.
             while not holder.release() and time.monotonic() < until:
                 time.sleep(_LOOK / 10)
-        if ending is not None:
-            ending.join(_END)
-        elif not is_over:
+        for thread in ending:
+            thread.join(_END)
+        if not failed and not is_over:
             for lane in (self, self.beside):
                 if lane is not None:
                     lane._group.shutdown()

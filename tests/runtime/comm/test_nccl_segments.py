@@ -156,6 +156,31 @@ def test_after_a_failure_the_group_is_aborted_so_that_batches_on_their_way_end()
     assert group.calls == ["abort", "release", "release"]
 
 
+def test_an_abort_that_waits_for_graphs_is_over_when_the_group_is_closed():
+    group, released = Group(), threading.Event()
+
+    class Graphs:
+        def release(self):
+            released.set()
+            return True
+
+    def abort():
+        group.aborted.set()
+        assert released.wait(60)
+        time.sleep(0.2)
+        group.calls.append("abort")
+
+    group.abort, graphs = abort, Graphs()
+    segments = open_segments(group, find_reason=lambda: "rank 1 is gone")
+    segments.hold(graphs)
+    with pytest.raises(RankError, match="rank 1 is gone"):
+        segments.wait(group)
+
+    segments.close(failed=True)
+
+    assert group.calls == ["abort"]
+
+
 def test_groups_are_aborted_at_the_same_time():
     group, other = Group(), Group()
     # A group is over when its graphs are, which wait for kernels of the other group too.
