@@ -24,6 +24,7 @@ submit the graphs of both in one order, so that no rank can wait for another in 
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -214,6 +215,7 @@ class ExchangePlan(HeteroGpuPlan):
         self.transport, self.num_parts = transport, part.num_parts
         self._is_captured = not SIMULATED and transport.is_captured
         self._is_trial = False
+        self._graphs: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
         # By which an exchange goes now. Rows go beside the hops of the next batch, if the transport can.
         self._lane: Exchange = transport
         self._row_lane: Exchange = transport if node_rows is None or transport.beside is None else transport.beside
@@ -391,6 +393,20 @@ class ExchangePlan(HeteroGpuPlan):
         super()._capture(slot, index)
         if self.node_rows is not None:
             slot.row_graph = CapturedGraph(lambda stream: self._enqueue_rows(slot, stream), index)
+        self._graphs.update(graph for graph in (slot.graph, slot.row_graph) if graph is not None)
+
+    def release(self) -> bool:
+        """Give the buffers back as other plans do, and destroy the graphs, which errors of batches may still hold."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if not super().release():
+                return False
+            for graph in list(self._graphs):
+                graph.release()
+            return True
+        finally:
+            self._lock.release()
 
     def _end_batch(self, slot: Any, stream: int) -> None:
         if self.node_rows is None:
