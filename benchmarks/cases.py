@@ -34,7 +34,7 @@ from benchmarks.loader.host_memory import measure_host_memory
 from benchmarks.loader.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from benchmarks.loader.peers import measure_samplers_on_cpu, measure_samplers_on_gpu, measure_tables
 from benchmarks.loader.power import measure_training
-from benchmarks.loader.python_time import measure_python_time
+from benchmarks.loader.python_time import measure_option_times, measure_python_time
 from benchmarks.loader.sampling_growth import measure_growth, measure_papers
 from benchmarks.loader.sets_and_walks import measure_sets, measure_walks
 from benchmarks.loader.small_graphs import measure_graph_training, measure_small_graphs
@@ -231,6 +231,11 @@ def hetero(scale: float) -> Iterator[Row]:
     yield from measure_times(scale, PEER_WORKERS if on_gpu else (0, 2))
     graph = synthetic_graph("products", scale=scale / 4, topology_only=True, device=resolve_device(None)).to("cpu")
     yield from measure_links(graph.to_data(), _name(scale / 4))
+
+
+def loader_python(scale: float) -> Iterator[Row]:
+    """Measure the host's time for a batch by each option of the loaders, on an eighth of a graph like ogbn-mag."""
+    yield from measure_option_times(make_mag(scale / 8, torch.device("cpu"), num_features=64))
 
 
 def sets_and_walks(scale: float) -> Iterator[Row]:
@@ -468,6 +473,7 @@ SHORT_CASES: dict[str, Case] = {
     "aggregate": aggregate,
     "models": models,
     "hetero": hetero,
+    "loader_python": loader_python,
     "small_graphs": small_graphs,
     "small_graph_training": small_graph_training,
     "sets_and_walks": sets_and_walks,
