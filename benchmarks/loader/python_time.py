@@ -64,7 +64,8 @@ def _add_attributes(mag: HeteroData) -> HeteroData:
 def _open_loaders(data: HeteroData, batch_size: int) -> Iterator[tuple[str, Any]]:
     """Open (option, loader) of nodes and of links, with types and without."""
     cites, writes = ("paper", "cites", "paper"), ("author", "writes", "paper")
-    paper, num_seeds = data["paper"], 40 * batch_size
+    # Epochs longer than a measurement: at its start an epoch compares the contents of the graph.
+    paper, num_seeds = data["paper"], 400 * batch_size
     plain = Data(edge_index=data[cites].edge_index, x=paper.x, time=paper.time, edge_weight=data[cites].edge_weight,
                  edge_time=data[cites].edge_time, num_nodes=paper.num_nodes)  # fmt: skip
     nodes = torch.randint(paper.num_nodes, (num_seeds,))
