@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from benchmarks.distributed.clients import measure_clients
 from benchmarks.distributed.clique import measure_clique
 from benchmarks.distributed.dist_accuracy import measure_dist_accuracy
-from benchmarks.distributed.exchange import measure_distributed
+from benchmarks.distributed.exchange import measure_distributed, measure_hosts
 from benchmarks.distributed.multi_gpu import measure_multi_gpu
 from benchmarks.distributed.partitioning import measure_cuts, measure_partitioning
 from benchmarks.dynamic.dynamic_cases import DYNAMIC_CASES
@@ -439,6 +439,7 @@ def distributed(scale: float) -> Iterator[Row]:
     graph = synthetic_graph("products", scale=scale, device="cuda" if num_gpus else "cpu").to("cpu")
     if num_gpus > 1:
         yield from measure_distributed(graph, _name(scale), "cuda", [n for n in (1, 2, 4) if n <= num_gpus])
+        yield from measure_hosts(graph, _name(scale), [n for n in (2, 4) if n <= num_gpus])
     # Four processes even with fewer cores; the model takes this into account.
     yield from measure_distributed(graph, _name(scale), "cpu", [1, 2, 4])
     yield from measure_sharded(graph, _name(scale), "cpu", 4 if (os.cpu_count() or 1) >= 4 else 2)
