@@ -96,6 +96,8 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         yield Row.of(case, "ids and edges sent a batch", "KB", [result["other_bytes"] / 1e3])
         yield Row.of(case, "row bytes with copies of 20 %", "KB", [result["kept_bytes"] / 1e3],
                      result["least_bytes"] / 1e3, "distinct rows of other parts")  # fmt: skip
+        yield Row.of(case, "edges of all processes, copies of 20 %", "M/s", [v / 1e6 for v in result["kept_edges"]],
+                     median(result["edges"]) / 1e6, "without copies")  # fmt: skip
         if "planned_bytes" in result:
             yield from describe_ahead(result, case)
         yield Row.of(case, "loading hidden by prefetching", "%", [100 * result["hidden"]],
@@ -329,9 +331,10 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
                 result |= measure_segments(graph.communicator)
     if count > 1:
         with DistGraph(folder, device=device, device_cache_size="100%", replicas="20%", share_graph=False) as graph:
-            # Groups of batches have their size from the second epoch on, as above. The host drives these hops.
-            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES["cpu"])
-            result["kept_bytes"] = [_run_epoch(graph, num_nodes, loader)["row_bytes"] for _ in range(2)][-1]
+            # Groups of batches have their size from the second epoch on, as above.
+            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES[device.type])
+            kept = [_run_epoch(graph, num_nodes, loader) for _ in range(3)][1:]
+            result |= {"kept_bytes": kept[-1]["row_bytes"], "kept_edges": [own["edges"] for own in kept]}
     if count > 1 and device.type == "cpu":
         result |= measure_ahead(rank, count, device, folder, num_nodes)
     with DistGraph(folder, device=device, device_cache_size="100%") as graph:

@@ -123,7 +123,7 @@ class PartPlan(GeneralPlan):
         if rows is None or not all(self._communicator.agree(int(features is not None))):
             return None
         assert features is not None
-        return CapturedRows(self.part, features, rows.note_remote)
+        return rows.open_captured(features)
 
     def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
         return self._frontiers.find_excluded(excluded)
