@@ -225,7 +225,7 @@ class _DistLoader(GeneralLoader):
             return False
         negatives = getattr(self, "neg_sampling", None)
         is_drawn_here = sampler.strict_negatives and negatives is not None and draws_itself(negatives)
-        if is_drawn_here or ((sampler.strict_negatives or sampler.exclude_target_edges) and not is_captured):
+        if is_drawn_here or (sampler.strict_negatives and not is_captured):
             # Each batch has exchanges of the host before its hops.
             return False
         return is_captured or sampler.subgraph_type != SubgraphType.induced
@@ -614,8 +614,8 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
             processes, unless `ranks="own"`.
         edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, strict_negatives, exclude_target_edges: See
             `LinkNeighborLoader`. On GPUs, strict negatives take two more exchanges per batch, and excluded links one,
-            all inside the captured plan. Elsewhere strict negatives take four more, and excluded links two. If the
-            graph is in one memory, neither takes any.
+            all inside the captured plan. Elsewhere strict negatives take four more per batch, and excluded links two
+            for all batches that are made together. If the graph is in one memory, neither takes any.
         rev_edge_type: With `exclude_target_edges="reverse"`: the relation of the reverse edges. It must be given unless
             it is named `rev_...` or no relation leads back, as no process can compare the edges of all parts.
         **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.

@@ -65,8 +65,8 @@ class PartPlan(GeneralPlan):
 
     def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
-        """Sample as many requests together as an exchange has room for; one at a time if edges are excluded."""
-        size = self._frontiers.most_batches if excluded is None else 1
+        """Sample as many requests together as an exchange has room for."""
+        size = self._frontiers.most_batches
         groups = [slice(first, first + size) for first in range(0, len(keys), size)]
         return [sample for own in groups for sample in super(PartPlan, self).sample_together(
             requests[own], keys[own], None if excluded is None else excluded[own])]  # fmt: skip
