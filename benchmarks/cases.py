@@ -13,9 +13,10 @@ from torch_geometric.data import Data
 from benchmarks.distributed.clients import measure_clients
 from benchmarks.distributed.clique import measure_clique
 from benchmarks.distributed.dist_accuracy import measure_dist_accuracy
-from benchmarks.distributed.exchange import measure_distributed
+from benchmarks.distributed.exchange import measure_distributed, measure_hosts
 from benchmarks.distributed.multi_gpu import measure_multi_gpu
 from benchmarks.distributed.partitioning import measure_cuts, measure_partitioning
+from benchmarks.distributed.train_parts import measure_training_in_parts
 from benchmarks.dynamic.dynamic_cases import DYNAMIC_CASES
 from benchmarks.features.disk import measure_disk_feature, measure_disk_rows, measure_disk_training
 from benchmarks.features.hot_rows import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
@@ -444,6 +445,8 @@ def distributed(scale: float) -> Iterator[Row]:
     graph = synthetic_graph("products", scale=scale, device="cuda" if num_gpus else "cpu").to("cpu")
     if num_gpus > 1:
         yield from measure_distributed(graph, _name(scale), "cuda", [n for n in (1, 2, 4) if n <= num_gpus])
+        yield from measure_hosts(graph, _name(scale), [n for n in (2, 4) if n <= num_gpus])
+        yield from measure_training_in_parts(graph, _name(scale), "cuda", [n for n in (2, 4) if n <= num_gpus])
     # Four processes even with fewer cores; the model takes this into account.
     yield from measure_distributed(graph, _name(scale), "cpu", [1, 2, 4])
     yield from measure_sharded(graph, _name(scale), "cpu", 4 if (os.cpu_count() or 1) >= 4 else 2)

@@ -455,13 +455,13 @@ class NeighborSampler(OwnSampler):
         ways = self.find_ways(inputs[0].input_type)
         negatives = None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
         source = None if negatives is None else self._negatives(negatives, inputs[0].input_type)
-        avoided, is_known = self._opened.negatives.find_avoided(source, inputs) if plan.is_captured else (None, False)
-        if is_known and all(CapturedLinks.fits(index, source) for index in inputs):
+        avoided, is_known = self._opened.negatives.find_avoided(source, inputs) if plan.is_captured else ((), False)
+        if is_known and all(CapturedLinks.fits(index, source, own) for index, own in zip(inputs, avoided, strict=True)):
             # Pairs are compared with each other there; more of them are faster sorted before.
             is_few = len(ways or ()) * sum([index.row.numel() for index in inputs]) <= MOST_EXCLUDED
             own_ways = ways if ways and is_few and plan.has_all_rows else ()
-            own_links = [CapturedLinks(index, self._opened.parts, negatives, source, avoided, own_ways)
-                         for index in inputs]  # fmt: skip
+            own_links = [CapturedLinks(index, self._opened.parts, negatives, source, own, own_ways)
+                         for index, own in zip(inputs, avoided, strict=True)]  # fmt: skip
             without = None if own_ways or not ways else [own.list_excluded(ways) for own in own_links]
             pending = plan.submit_together([own.ends for own in own_links], keys, without, repeats=True)
             return PendingOutput(pending, lambda samples: [
