@@ -30,6 +30,7 @@ from pyg_direct.features.tiers.base import TableTier, Tier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier, file_of
 from pyg_direct.features.tiers.host_window import open_host_window
 from pyg_direct.kernels.rows.file_ranges import PAGE
+from pyg_direct.kernels.rows.fresh_rows import list_fresh_rows_cpu
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.rows.gather_rows import (
     DEFAULT_BLOCKS,
@@ -48,6 +49,8 @@ _TABLE_BYTES, _SLOT_BYTES, _KEPT_BYTES = 8, 40, 16
 _PARTS = 16
 # Rows that are looked up in the page cache to learn if a file is in it.
 _PROBES = 256
+# Rows of the table for each row to be found in order, at most, up to which a look at all takes less than a sort.
+_SCANNED = 16
 # Bytes of rows that are read at a time if all rows stay in memory: lists of rows stay short.
 _AT_ONCE = 512 << 20
 
@@ -240,8 +243,11 @@ class RowWindow(Tier):
         if self.is_whole:
             return Claim(ids, ids[:0])
         ids = ids[(ids >= 0) & (ids < self.shape[0])]
-        is_fresh = slice(None) if number != self._number else self._claims[ids] < self._first_batch
-        return Claim(ids, np.unique(ids[is_fresh]))
+        # In a new window no row is claimed.
+        first_batch = self._first_batch if number == self._number else np.iinfo(np.int32).max
+        fresh = np.empty(len(ids), np.int64)
+        table = np.full(1 << (2 * len(ids)).bit_length(), -1, np.int64)
+        return Claim(ids, fresh[: list_fresh_rows_cpu(ids, self._claims, first_batch, table, fresh)])
 
     def has_room(self, number: int, claim: Claim) -> bool:
         """Report whether the rows of a batch fit the window beside those claimed for it."""
@@ -262,8 +268,11 @@ class RowWindow(Tier):
             self._batch = batch
             self.note_asked(len(claim.ids))
             return
-        fresh = claim.fresh[: self.most_rows - self._num_in_window]
-        is_whole = len(fresh) == len(claim.fresh)
+        fresh, room = claim.fresh, self.most_rows - self._num_in_window
+        is_whole = len(fresh) <= room
+        if not is_whole:
+            # Side by side in the file.
+            fresh = np.sort(fresh)[:room]
         self._batch = batch
         self.num_asked += len(claim.ids)
         self._claims[claim.ids if is_whole else fresh] = batch
@@ -379,8 +388,11 @@ class RowWindow(Tier):
         """Return the rows that the window has claimed and that are not in memory, ascending."""
         wanted = np.concatenate(self._wanted) if self._wanted else np.empty(0, np.int64)
         self._wanted = []
-        wanted.sort()
-        return wanted[self._slots[wanted] < 0]
+        missing = wanted[self._slots[wanted] < 0]
+        if _SCANNED * len(missing) > self.shape[0]:
+            return np.flatnonzero((self._claims >= self._first_batch) & (self._slots < 0))
+        missing.sort()
+        return missing
 
     def _add_passed(self, rows: np.ndarray, room: int) -> np.ndarray:
         """Return the same rows with others in the pages that are read for them, as many as have empty slots."""
@@ -394,8 +406,8 @@ class RowWindow(Tier):
         first, end = first[:needed], end[:needed]
         counts = end - first
         passed = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        is_new = self._slots[passed] < 0
-        is_new[np.isin(passed, rows, assume_unique=True)] = False
+        # Rows that the window has claimed are in the list, or in memory.
+        is_new = (self._slots[passed] < 0) & (self._claims[passed] < self._first_batch)
         return np.sort(np.concatenate([rows, passed[is_new][:room]]))
 
     def raise_earlier_error(self) -> None:
