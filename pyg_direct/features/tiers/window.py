@@ -227,6 +227,12 @@ class RowWindow(Tier):
         tables = self._slots.nbytes + self._claims.nbytes + self._held.nbytes
         return self._rows.numel() * self.dtype.itemsize + tables
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes for rows on the host, and on the device after they passed through the host."""
+        num_bytes = len(self._rows) * self._row_bytes
+        return (0, num_bytes) if isinstance(self._reader, StagedReader) else (num_bytes, 0)
+
     def leave(self, is_left: bool = True) -> None:
         """Let a read that is under way end early; or read again."""
         self._reader.leave(is_left)

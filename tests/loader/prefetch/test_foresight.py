@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_direct import Feature, FeatureStore, HGTLoader, LinkNeighborLoader, NeighborLoader, pack_rows, save_rows
-from pyg_direct.errors import ArgumentError, FileError, LoaderWarning
+from pyg_direct.errors import ArgumentError, FileError, LoaderWarning, PlacementWarning
 from pyg_direct.features import range_reader, staged_reader
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.tiers.window import RowWindow
@@ -117,7 +117,10 @@ def test_planned_rows_lie_in_host_memory_if_the_device_has_no_piece_for_them(pat
     monkeypatch.setattr(RowWindow, "__init__", refuse)
     loader = open_loader(path, device, "60M")
 
-    assert look(loader) == look(open_loader(path, device, 0))
+    with pytest.warns(PlacementWarning, match=r"lie in host memory, .*: set PYG_DIRECT_AHEAD_GPU to fewer bytes"):
+        batches = look(loader)
+
+    assert batches == look(open_loader(path, device, 0))
     ((_, window),) = loader._row_windows
     assert not isinstance(window._reader, staged_reader.StagedReader)
 
