@@ -42,6 +42,14 @@ def device(real_device):
     return real_device
 
 
+@pytest.fixture(params=["host", "device"])
+def memory(request, monkeypatch):
+    """Memory of planned rows: of the host, or a part of the device's."""
+    if request.param == "device":
+        monkeypatch.setattr(RowWindow, "fit_rows", staticmethod(lambda *args: 1))
+        monkeypatch.setattr(RowWindow, "fit_device_rows", staticmethod(lambda *args: X.nbytes // 3))
+
+
 def open_store(path, device, kind=None):
     store = FeatureStore(device=device)
     store[kind, "x", None] = Feature(device=device, host_cache_size="10%").from_file(path)
@@ -348,6 +356,7 @@ def test_layers_of_hgt_are_read_ahead(tmp_path, device, monkeypatch):
     assert 0 < papers.num_rows < papers.num_asked
 
 
+@pytest.mark.usefixtures("memory")
 def test_an_epoch_is_resumed_inside_a_window(path, device):
     whole = look(open_loader(path, device, 0))
     loader = open_loader(path, device, 5)
@@ -362,6 +371,7 @@ def test_an_epoch_is_resumed_inside_a_window(path, device):
 
 
 # Memory for few rows: windows wait for rows of batches that nobody asks for.
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("ahead", [5, "100K"])
 def test_an_epoch_that_is_left_early_leaves_the_next_one_whole(path, device, ahead):
     before = threading.enumerate()
@@ -390,6 +400,7 @@ def test_windows_of_several_tables_share_the_memory_that_batches_give_up(path, t
     assert {window.last_number > 3 for _, window in planned._row_windows} == {True}
 
 
+@pytest.mark.usefixtures("memory")
 def test_several_loaders_read_one_file(path, device):
     expected, loaders = look(open_loader(path, device, 0)), [open_loader(path, device, ahead) for ahead in (3, 5)]
 
@@ -398,6 +409,7 @@ def test_several_loaders_read_one_file(path, device):
     assert [look([batch for batch, _ in pairs]), look([batch for _, batch in pairs])] == [expected, expected]
 
 
+@pytest.mark.usefixtures("memory")
 def test_two_iterators_of_a_loader_do_not_share_a_window(path, device):
     loader = open_loader(path, device, 3)
     first, second = iter(loader), iter(loader)
@@ -408,6 +420,7 @@ def test_two_iterators_of_a_loader_do_not_share_a_window(path, device):
     assert look([batch for _, batch in pairs]) == look(expected)
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("ahead", [4, "100K"])
 @pytest.mark.parametrize("change", ["touched", "cut short", "replaced", "taken away"])
 def test_a_file_that_changes_while_batches_are_planned_is_an_error(path, device, change, ahead):
@@ -426,6 +439,7 @@ def test_a_file_that_changes_while_batches_are_planned_is_an_error(path, device,
         look(batches)
 
 
+@pytest.mark.usefixtures("memory")
 def test_a_disk_that_hangs_is_an_error_of_the_batch(path, device, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(range_reader, "read_file_ranges_cpu", lambda *args: go_on.wait() and 0)
@@ -438,6 +452,7 @@ def test_a_disk_that_hangs_is_an_error_of_the_batch(path, device, monkeypatch):
         go_on.set()
 
 
+@pytest.mark.usefixtures("memory")
 def test_a_disk_that_fails_is_an_error_of_the_batch(path, device, monkeypatch):
     def fail(*args):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
