@@ -103,18 +103,15 @@ class Seeds(NamedTuple):
     batch_size: int
 
 
-def write_files(rows: Tensor, topology: CSRTopo, seeds: Seeds, folder: str | Path,
-                parts: Collection[str] = PARTS) -> Files:  # fmt: skip
-    """Write the files of a graph that some parts of the measurement need to a folder."""
-    files = Files(save_rows(Path(folder) / "x.npy", rows))
+def add_files(files: Files, topology: CSRTopo, seeds: Seeds, parts: Collection[str]) -> None:
+    """Write the files that parts of the measurement need beside the table in its own order."""
     if "reads" in parts or "epochs" in parts:
         scores = expected_reads(topology.indptr, topology.indices, seeds.nodes, _FANOUTS, seeds.batch_size)
-        files.packed = pack_rows(files.plain, Path(folder) / "packed.safetensors",
+        files.packed = pack_rows(files.plain, files.plain.with_name("packed.safetensors"),
                                  scores.cpu().argsort(descending=True, stable=True))  # fmt: skip
     if "lists" in parts:
-        files.lists = [save_rows(Path(folder) / f"{name}.npy", getattr(topology, name).cpu())
+        files.lists = [save_rows(files.plain.with_name(f"{name}.npy"), getattr(topology, name).cpu())
                        for name in ("indptr", "indices", "eid")]  # fmt: skip
-    return files
 
 
 def open_loader(rows: Any, graph: Any, seeds: Seeds, ahead: int | str | None) -> NeighborLoader:
@@ -141,10 +138,15 @@ def measure_larger_than_memory(data: Data, train_idx: Tensor, num_classes: int, 
     assert data.x is not None
     with tempfile.TemporaryDirectory(dir=folder) as place:
         seeds, case = Seeds(train_idx, min(batch_size, len(train_idx))), f"disk/{name}/larger than memory"
-        # Loaders share the lists, which are sorted once.
-        topology = CSRTopo(data.edge_index, num_nodes=data.num_nodes)
-        files, graph = write_files(data.x, topology, seeds, place, parts), GraphStore(topology)
+        files = Files(save_rows(Path(place) / "x.npy", data.x))
         yield from _measure_disk(files, case)
+        if "inference" in parts:
+            yield from _measure_inference(files, data, num_classes, case)
+        if set(parts) != {"inference"}:
+            # Loaders share the lists, which are sorted once.
+            topology = CSRTopo(data.edge_index, num_nodes=data.num_nodes)
+            add_files(files, topology, seeds, parts)
+            graph = GraphStore(topology)
         if "reads" in parts:
             yield from _measure_pages(files, graph, seeds, case)
         if "lists" in parts:
@@ -154,8 +156,6 @@ def measure_larger_than_memory(data: Data, train_idx: Tensor, num_classes: int, 
         some = seeds if torch.cuda.is_available() else Seeds(train_idx[: _FEW_BATCHES * seeds.batch_size], seeds[1])
         if "epochs" in parts:
             yield from _measure_epochs(files, data, graph, some, num_classes, case)
-        if "inference" in parts:
-            yield from _measure_inference(files, data, num_classes, case)
         yield Row.of(case, "pages that stayed in the page cache, at most", "%", [100 * files.most_kept])
 
 
