@@ -6,7 +6,8 @@ rows. So nearly all of the memory holds one window. Rows that a later batch clai
 rule (IBM Systems Journal 5(2), 1966) for all batches that are known; among the others the rows claimed last stay.
 
 If the memory holds all rows, none is given up. Once batches have asked for half of them, the others are read too, in
-order. Kernels then read the table as one in memory, and batches need no plan.
+order: before the window is ready if they lie between its rows, and after it otherwise. Kernels then read the table as
+one in memory, and batches need no plan.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ _PARTS = 16
 _PROBES = 256
 # Rows of the table for each row to be found in order, at most, up to which a look at all takes less than a sort.
 _SCANNED = 16
+# Bytes of a run of rows, on average, by which the disk reads runs as it reads a file in order.
+_LONG_RUN = 256 << 10
 # Bytes of rows that are read at a time if all rows stay in memory: lists of rows stay short.
 _AT_ONCE = 512 << 20
 
@@ -147,7 +150,7 @@ class RowWindow(Tier):
         self._least_part = max(1, count // _PARTS)
         # By row: its slot, and the last batch that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
-        self._keeps_all, self._num_held = count == num_rows, 0
+        self._keeps_all, self._has_rest, self._num_held = count == num_rows, False, 0
         # If all rows stay, the slot of a row has its number.
         self._held = np.full(0 if self._keeps_all else count, -1, np.int64)
         self._whole: TableTier | None = None
@@ -329,11 +332,36 @@ class RowWindow(Tier):
         """Read the rows of a window that are not in memory; each row has a slot of its number."""
         missing = self._find_wanted()
         missing = self._add_passed(missing, self.shape[0] - self._num_held - len(missing))
-        # In order all take about as long as those of the next windows.
-        is_rest = 2 * (self._num_held + len(missing)) >= self.shape[0]
+        self._has_rest = 2 * (self._num_held + len(missing)) >= self.shape[0]
+        if not self._has_rest or self._can_wait(missing):
+            self._read_parts(missing)
+        else:
+            # In order all take about as long as those of the next windows.
+            self._has_rest = False
+            self._read_parts(None)
+
+    def _can_wait(self, missing: np.ndarray) -> bool:
+        """Report whether rows outside of memory and of a list lie in long runs, which take no longer if read later."""
+        is_left = self._slots < 0
+        is_left[missing] = False
+        num_runs = 1 + int(np.count_nonzero(is_left[1:] & ~is_left[:-1]))
+        return int(np.count_nonzero(is_left)) * self._row_bytes >= _LONG_RUN * num_runs
+
+    def read_rest(self) -> None:
+        """Read all rows that are not in memory, if memory holds the table and batches have asked for half of it.
+
+        Raises:
+            FileError: see `RangeReader.read`.
+        """
+        if self._has_rest:
+            self._has_rest = False
+            self._read_parts(None)
+
+    def _read_parts(self, missing: np.ndarray | None) -> None:
+        """Read rows, ascending, each to the slot of its number; None for all that are not in memory."""
         step = max(1, _AT_ONCE // self._row_bytes)
         for first in range(0, self.shape[0], step):
-            if is_rest:
+            if missing is None:
                 part = first + np.flatnonzero(self._slots[first : first + step] < 0)
             else:
                 part = missing[slice(*np.searchsorted(missing, [first, first + step]))]

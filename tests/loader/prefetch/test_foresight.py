@@ -133,6 +133,47 @@ def test_planned_rows_lie_in_host_memory_if_the_device_has_no_piece_for_them(pat
     assert not isinstance(window._reader, staged_reader.StagedReader)
 
 
+def test_batches_do_not_wait_for_rows_that_no_window_has(path, device, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(RowWindow, "read_rest", lambda window: go_on.wait(60) or pytest.fail("nobody went on"))
+    batches = iter(open_loader(path, device, 8, prefetch=0))
+
+    begun = [next(batches) for _ in range(2)]
+    go_on.set()
+
+    assert look(begun) + look(batches) == look(open_loader(path, device, 0))
+
+
+def test_an_error_of_rows_that_no_window_has_is_one_of_the_next_window(path, device, monkeypatch):
+    def fail(window):
+        raise FileError("x.npy could not be read at byte 4096: Input/output error")
+
+    monkeypatch.setattr(RowWindow, "read_rest", fail)
+    batches = iter(open_loader(path, device, 8, prefetch=0))
+
+    # The first window has a quarter of the batches of others.
+    begun = [next(batches) for _ in range(2)]
+    with pytest.raises(FileError, match="at byte 4096"):
+        next(batches)
+
+    assert look(begun) == look(open_loader(path, device, 0))[:2]
+
+
+@pytest.mark.gpu
+def test_rows_come_on_another_stream_than_training(path, monkeypatch):
+    streams, read_ahead = [], RowWindow.read_ahead
+
+    def note(window, *args):
+        streams.append(torch.cuda.current_stream(window.device))
+        return read_ahead(window, *args)
+
+    monkeypatch.setattr(RowWindow, "read_ahead", note)
+    look(open_loader(path, "cuda", 5))
+
+    assert streams
+    assert torch.cuda.default_stream() not in streams
+
+
 def test_small_tables_are_held_whole_whatever_the_large_ones_leave(path, tmp_path, device):
     large = torch.zeros(40 * NODES, 128)
     stored = [Feature(device=device).from_file(file).stored for file in (path, save_rows(tmp_path / "l.npy", large))]
