@@ -339,7 +339,8 @@ class BatchesOfGraphs:
     """
 
     def __init__(self, spans: Tensor, layouts: Sequence[Layout], device: torch.device) -> None:
-        self._spans, self._num_groups, self._device = spans.numpy(), spans.shape[1] >> 1, device
+        # Spans of each group lie together, as all batches read them.
+        self._spans, self._num_groups, self._device = spans.numpy().T.copy(), spans.shape[1] >> 1, device
         self._layouts = list(layouts)
         tables = [own if isinstance(own, TableRows) else None for own in layouts]
         self._shapes = [[0] if own is None else list(own.table.shape) for own in tables]
@@ -354,6 +355,8 @@ class BatchesOfGraphs:
         of_graphs = [place for place, own in enumerate(layouts) if own.group is None]
         of_rows = [place for place, own in enumerate(layouts) if own.group is not None]
         self._pieces = [_Piece(columns, dtypes) for columns in (of_rows, of_graphs) if columns]
+        # Words of the columns without addresses of outputs, for batches of the numbers of graphs that came last.
+        self._columns: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros(0, _NUMBER))
 
     def _find_counted(self, layout: Layout) -> int:
         """Find the place of a column's number of rows: behind those of all groups are the number of graphs, and one
@@ -392,7 +395,7 @@ class BatchesOfGraphs:
         for piece in self._pieces:
             self._allocate(piece, rows, items, spaces, values, memory, addresses)
         if self._layouts:
-            words = self._write_words(addresses, numbers, np.array(counts), firsts, ptr)
+            words = self._write_words(addresses, numbers, counts, firsts, ptr)
             grid = grid_for(addresses.size * numbers.shape[1] * kernels.LANES, memory[0][0])
             run_gpu(kernels.collate_graphs_gpu, grid, to_device(torch.from_numpy(words), self._device),
                     numbers.shape[1], addresses.size)  # fmt: skip
@@ -400,7 +403,7 @@ class BatchesOfGraphs:
 
     def _place(self, numbers: np.ndarray, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Compute the first row of each graph in the tables, int64 `[K, n, B]`, and `ptr` of `MadeRows`."""
-        own = self._spans[numbers].transpose(2, 0, 1)
+        own = self._spans.take(numbers, axis=1)
         sizes = own[self._num_groups :]
         if min(counts) < numbers.shape[1]:
             sizes = sizes * (np.arange(numbers.shape[1]) < np.array(counts)[:, None])
@@ -445,14 +448,25 @@ class BatchesOfGraphs:
                     values[place][column] = value
         addresses[piece.columns] += np.array(begins, _NUMBER)
 
-    def _write_words(self, addresses: np.ndarray, numbers: np.ndarray, counts: np.ndarray, firsts: np.ndarray,
+    def _write_words(self, addresses: np.ndarray, numbers: np.ndarray, counts: Sequence[int], firsts: np.ndarray,
                      ptr: np.ndarray) -> np.ndarray:  # fmt: skip
         """Write the words of the kernel: the numbers of a `Column` for each column and batch, then the lists."""
-        count, most = numbers.shape
+        added = [own.added for own in self._layouts if isinstance(own, TableRows)]
+        steps = [_sum_before(own[numbers]).transpose(0, 2, 1) for own in added if isinstance(own, np.ndarray)]
+        tables = [own.table.data_ptr() for own in self._layouts if isinstance(own, TableRows)]
+        # Most groups of an epoch have as many batches of as many graphs.
+        if self._columns[0] != (*counts, *tables):
+            self._columns = (*counts, *tables), self._lay_out(np.array(counts), numbers.shape[1])
+        columns = self._columns[1].copy()
+        columns[:, :, 0] = addresses
+        return np.concatenate([own.reshape(-1) for own in (columns, numbers, firsts, ptr, *steps)])
+
+    def _lay_out(self, counts: np.ndarray, most: int) -> np.ndarray:
+        """Lay out the words of the columns of batches of so many graphs, `most` at most, int64 `[C, n, COLUMN]`."""
+        count, groups = len(counts), self._num_groups
         batches = np.arange(count, dtype=_NUMBER)
-        steps: list[np.ndarray] = []
-        begin_of_ptr = numbers.size + firsts.size
-        length = begin_of_ptr + ptr.size
+        begin_of_ptr = (1 + groups) * count * most
+        length = begin_of_ptr + groups * count * (most + 1)
 
         def find_ptr(group: int) -> np.ndarray:
             return begin_of_ptr + (group * count + batches) * (most + 1)
@@ -460,7 +474,7 @@ class BatchesOfGraphs:
         columns = np.zeros((len(self._layouts), count, kernels.COLUMN), _NUMBER)
         for place, (layout, shape) in enumerate(zip(self._layouts, self._shapes, strict=True)):
             group = layout.group
-            begins: Any = batches * most if group is None else numbers.size + (group * count + batches) * most
+            begins: Any = batches * most if group is None else ((1 + group) * count + batches) * most
             own: Any = -1 if group is None else find_ptr(group)
             if isinstance(layout, RowBegins):
                 words: tuple[Any, ...] = (0, 0, kernels.LISTED, own, -1, 3, 1, counts + 1, 0, counts)
@@ -477,10 +491,9 @@ class BatchesOfGraphs:
                 else:
                     kind, bits, width = kernels.SHIFTED, 3, 1
                     if isinstance(added, np.ndarray):
-                        sums = _sum_before(added[numbers])
-                        shifts, stride = length + batches * sums[0].size, most if added.shape[1] > 1 else 0
-                        steps.append(sums.transpose(0, 2, 1).reshape(-1))
-                        length += sums.size
+                        own_steps = most * added.shape[1]
+                        shifts, stride = length + batches * own_steps, most if added.shape[1] > 1 else 0
+                        length += count * own_steps
                     else:
                         # The other list may lie before the first one.
                         shifts, stride = find_ptr(added[0]), (added[-1] - added[0]) * count * (most + 1)
@@ -488,8 +501,7 @@ class BatchesOfGraphs:
                          shifts, stride)  # fmt: skip
             for at, number in enumerate(words):
                 columns[place, :, at] = number
-        columns[:, :, 0] = addresses
-        return np.concatenate([columns.reshape(-1), numbers.reshape(-1), firsts.reshape(-1), ptr.reshape(-1), *steps])
+        return columns
 
 
 def _join_numbers(batches: Sequence[Tensor], counts: Sequence[int]) -> np.ndarray:
