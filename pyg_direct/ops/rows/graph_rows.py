@@ -424,29 +424,35 @@ class BatchesOfGraphs:
             sizes.append(np.stack((items[columns], gaps), 2).transpose(1, 0, 2).reshape(len(values), -1).tolist())
         of_regions = [[spaces[columns].sum(0).tolist()] for columns in piece.regions.values()]
         widths, row_counts = list(zip(*(own[0] for own in of_regions), strict=True)), rows.T.tolist()
-        is_single = len(piece.regions) == 1
-        begins = []
+        dtypes = list(piece.regions)
+        first, begins = dtypes[0], []
         for place, whole in enumerate(ends[-1].tolist()):
-            if is_single:
-                (dtype,) = piece.regions
-                made = torch.empty(whole // dtype.itemsize, dtype=dtype, device=self._device)
-                parts: Any = (made,)
+            own_rows, own_values = row_counts[place], values[place]
+            parts: Any = ()
+            if len(piece.columns) == 1:
+                (column,) = piece.columns
+                made = torch.empty(self._find_shape(column, own_rows[column]), dtype=first, device=self._device)
+                own_values[column] = made
+            elif len(dtypes) == 1:
+                made = torch.empty(whole // first.itemsize, dtype=first, device=self._device)
+                parts = (made,)
             else:
                 made = torch.empty(whole, dtype=torch.uint8, device=self._device)
-                parts = torch.unsafe_split_with_sizes(made, widths[place])
+                parts = map(Tensor.view, torch.unsafe_split_with_sizes(made, widths[place]), dtypes)
             memory[place].append(made)
             begins.append(made.data_ptr())
-            for (dtype, columns), part, cuts in zip(piece.regions.items(), parts, sizes, strict=True):
+            for part, columns, cuts in zip(parts, piece.regions.values(), sizes, strict=False):
                 # Not views: writes to one column do not count for another.
-                cut = torch.unsafe_split_with_sizes(part if is_single else part.view(dtype), cuts[place])
-                for index, column in enumerate(columns):
-                    shape = self._shapes[column]
-                    value = cut[2 * index]
-                    if len(shape) > 1:
-                        dim = self._dims[column]
-                        value = value.view(*shape[:dim], row_counts[place][column], *shape[dim + 1 :])
-                    values[place][column] = value
+                cut = torch.unsafe_split_with_sizes(part, cuts[place])
+                for column, value in zip(columns, cut[::2], strict=True):
+                    is_list = len(self._shapes[column]) == 1
+                    own_values[column] = value if is_list else value.view(self._find_shape(column, own_rows[column]))
         addresses[piece.columns] += np.array(begins, _NUMBER)
+
+    def _find_shape(self, column: int, count: int) -> list[int]:
+        """Find the shape of a column of so many rows."""
+        shape, dim = self._shapes[column], self._dims[column]
+        return [*shape[:dim], count, *shape[dim + 1 :]]
 
     def _write_words(self, addresses: np.ndarray, numbers: np.ndarray, counts: Sequence[int], firsts: np.ndarray,
                      ptr: np.ndarray) -> np.ndarray:  # fmt: skip
