@@ -11,8 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.compiler.jit import THREADS
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.kernels.sampling.walks import WEIGHT_BITS, flag_outside_gpu, walk_cpu, walk_evenly_gpu, walk_gpu
+from pyg_direct.kernels.sampling.walks import (
+    RESIDENT,
+    WEIGHT_BITS,
+    flag_outside_gpu,
+    walk_cpu,
+    walk_evenly_gpu,
+    walk_evenly_wide_gpu,
+    walk_gpu,
+)
 from pyg_direct.ops.argument_checks import (
     check_below,
     check_ids,
@@ -21,7 +30,7 @@ from pyg_direct.ops.argument_checks import (
     check_same_device,
     check_topology_kinds,
 )
-from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, shared_grid, threads_for
 from pyg_direct.ops.sampling.find_induced import NeighborLists
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
@@ -86,11 +95,11 @@ def _walk(lists: NeighborLists, start: Tensor, rows: Tensor | None, length: int,
         start = start.long()
         shared = (lists.indptr, lists.neighbors, lists.step, _no_rows(start.device) if rows is None else rows, length,
                   int(stays))  # fmt: skip
-        grid = grid_for(start.numel(), start)
         if weights[0] == weights[1] == weights[2]:
-            run_gpu(walk_evenly_gpu, grid, *shared, key, start, out)
+            kernel = walk_evenly_gpu if lists.neighbors.dtype is torch.int32 else walk_evenly_wide_gpu
+            run_gpu(kernel, shared_grid(start, start.numel(), THREADS, RESIDENT), *shared, key, start, out)
         else:
-            run_gpu(walk_gpu, grid, *shared, *weights, int(is_sorted), key, start, out)
+            run_gpu(walk_gpu, grid_for(start.numel(), start), *shared, *weights, int(is_sorted), key, start, out)
         return out
     out[:, 0] = start
     if length > 0:
