@@ -22,8 +22,10 @@ WHOLE_BYTES = 32 << 20
 # Runs of words that are read from a larger tensor; and in a hurry, from a tensor of more than so many bytes.
 _PIECES, _FEW_PIECES, _LENGTH, _FEW_BYTES = 4096, 256, 16, 64 << 10
 _WORD = 8
-# Seconds that NumPy adds up in a process before the loops are compiled or read, which takes as long.
-_NUMPY_SECONDS = 0.5
+# Seconds that NumPy adds up in a process before the loops are read from the wheel, or compiled.
+_NUMPY_SECONDS = 0.1
+# The same if Numba is not imported yet: batches of GPU kernels need no compiler.
+_LONE_SECONDS = 0.5
 _HURRY = threading.local()
 
 
@@ -139,10 +141,8 @@ def _read_tail(part: Tensor) -> int:
 
 
 def _is_by_loops() -> bool:
-    """Report whether loops add up: batches of GPU kernels need no compiler, and a short program would wait longer for
-    it than for NumPy.
-    """
-    return sys.modules.get("numba") is not None and _Spent.seconds >= _NUMPY_SECONDS
+    """Report whether loops add up, for which a short program would wait longer than for NumPy."""
+    return _Spent.seconds >= (_NUMPY_SECONDS if "numba" in sys.modules else _LONE_SECONDS)
 
 
 def _sum_bytes(flat: Tensor, pieces: int, whole_bytes: int) -> int:

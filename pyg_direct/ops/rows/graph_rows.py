@@ -254,6 +254,15 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     return (values if values.nbytes <= _FEW_BYTES else values.pin_memory()).to(device, non_blocking=True)
 
 
+def _join_on(words: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    """Join arrays of int64 on a device; see `to_device`."""
+    size = sum(map(len, words))
+    is_locked = device.type == "cuda" and size * _WORD > _FEW_BYTES
+    joined = torch.empty(size, dtype=torch.int64, pin_memory=is_locked, device="cpu")
+    np.concatenate(words, out=joined.numpy())
+    return joined.to(device, non_blocking=True)
+
+
 def _threads_for(num_bytes: int) -> threads_for:
     """One thread for loops that write few bytes, and where torch has one thread."""
     return threads_for(FEW_ITEMS if torch.get_num_threads() == 1 else num_bytes // LIGHT)
@@ -397,8 +406,7 @@ class BatchesOfGraphs:
         if self._layouts:
             words = self._write_words(addresses, numbers, counts, firsts, ptr)
             grid = grid_for(addresses.size * numbers.shape[1] * kernels.LANES, memory[0][0])
-            run_gpu(kernels.collate_graphs_gpu, grid, to_device(torch.from_numpy(words), self._device),
-                    numbers.shape[1], addresses.size)  # fmt: skip
+            run_gpu(kernels.collate_graphs_gpu, grid, _join_on(words, self._device), numbers.shape[1], addresses.size)
         return MadeRows(numbers, counts, ptr, values, memory)
 
     def _place(self, numbers: np.ndarray, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -455,7 +463,7 @@ class BatchesOfGraphs:
         return [*shape[:dim], count, *shape[dim + 1 :]]
 
     def _write_words(self, addresses: np.ndarray, numbers: np.ndarray, counts: Sequence[int], firsts: np.ndarray,
-                     ptr: np.ndarray) -> np.ndarray:  # fmt: skip
+                     ptr: np.ndarray) -> list[np.ndarray]:  # fmt: skip
         """Write the words of the kernel: the numbers of a `Column` for each column and batch, then the lists."""
         added = [own.added for own in self._layouts if isinstance(own, TableRows)]
         steps = [_sum_before(own[numbers]).transpose(0, 2, 1) for own in added if isinstance(own, np.ndarray)]
@@ -465,7 +473,7 @@ class BatchesOfGraphs:
             self._columns = (*counts, *tables), self._lay_out(np.array(counts), numbers.shape[1])
         columns = self._columns[1].copy()
         columns[:, :, 0] = addresses
-        return np.concatenate([own.reshape(-1) for own in (columns, numbers, firsts, ptr, *steps)])
+        return [own.reshape(-1) for own in (columns, numbers, firsts, ptr, *steps)]
 
     def _lay_out(self, counts: np.ndarray, most: int) -> np.ndarray:
         """Lay out the words of the columns of batches of so many graphs, `most` at most, int64 `[C, n, COLUMN]`."""
