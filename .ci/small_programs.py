@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.nn import GAT, GCN, GIN, GATConv, GraphSAGE, HeteroConv, SAGEConv
 
 import pyg_direct
@@ -157,7 +157,9 @@ def load_otherwise() -> None:
     with replaced(LoopChoice, "seconds", math.inf), replaced(compute_content_hash._Spent, "seconds", math.inf):
         for make in (_make_data, _make_typed):
             _read(pyg_direct.DataLoader([make() for _ in range(4)], 2, device="cpu"))
-        compute_content_hash.read_content(data.x)
+        dataset = InMemoryDataset()
+        dataset.data, dataset.slices = InMemoryDataset.collate([_make_data() for _ in range(4)])
+        _read(pyg_direct.DataLoader(dataset, 2, device="cpu"))
     topology = pyg_direct.CSRTopo(data.edge_index, num_nodes=_NODES)
     pyg_direct.random_walk(topology, _SEEDS, 3)
     pyg_direct.random_walk(topology, _SEEDS, 3, p=2.0, q=0.5)
