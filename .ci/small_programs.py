@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.nn import GAT, GCN, GIN, GATConv, GraphSAGE, HeteroConv, SAGEConv
 
 import pyg_direct
 from pyg_direct.compiler.jit import run_alone
 from pyg_direct.compiler.link_once import replaced
 from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
-from pyg_direct.ops import run_kernel
+from pyg_direct.ops import compute_content_hash, run_kernel
 from pyg_direct.ops.rows.gather_rows import FEW_BYTES, gather_rows
 from pyg_direct.ops.rows.graph_rows import LoopChoice
 
@@ -153,10 +153,13 @@ def load_otherwise() -> None:
     _read(pyg_direct.ShaDowKHopSampler(data, 2, 3, node_idx=_SEEDS, batch_size=8, device="cpu"),
           pyg_direct.RandomNodeLoader(data, 4, device="cpu"),
           pyg_direct.GraphSAINTRandomWalkSampler(data, 8, 2, num_steps=2, device="cpu"))  # fmt: skip
-    # As in a program that has joined batches for a while.
-    with replaced(LoopChoice, "seconds", math.inf):
+    # As in a program that has joined batches, and compared contents, for a while.
+    with replaced(LoopChoice, "seconds", math.inf), replaced(compute_content_hash._Spent, "seconds", math.inf):
         for make in (_make_data, _make_typed):
             _read(pyg_direct.DataLoader([make() for _ in range(4)], 2, device="cpu"))
+        dataset = InMemoryDataset()
+        dataset.data, dataset.slices = InMemoryDataset.collate([_make_data() for _ in range(4)])
+        _read(pyg_direct.DataLoader(dataset, 2, device="cpu"))
     topology = pyg_direct.CSRTopo(data.edge_index, num_nodes=_NODES)
     pyg_direct.random_walk(topology, _SEEDS, 3)
     pyg_direct.random_walk(topology, _SEEDS, 3, p=2.0, q=0.5)

@@ -409,6 +409,11 @@ class CSRTopo:
             ArgumentTypeError: `device` or `topology_cache` has the wrong type.
             DeviceError: the GPU is not there.
         """
+        if topology_cache is None and type(device) is torch.device and isinstance(placement, str):
+            # Without questions to the driver, which would take longer than a launch.
+            known = self._placed.get((device.type if placement == "auto" else placement, device, None))
+            if known is not None:
+                return known
         target = resolve_device(device)
         if placement == "auto":
             try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.compiler.jit import body, cpu_kernel, prange
+from pyg_direct.compiler.jit import body, cpu_kernel, prange, view_words
 
 BLOCK = 1 << 15
 _STEP, _FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
@@ -47,22 +47,26 @@ def sum_piece(words, begin, end, factors):
 
 
 @cpu_kernel
-def sum_all_cpu(words, factors, sums):
-    """Add up the products, uint64 `[n]`; each chunk's sum goes to `sums`, uint64 `[C]`.
+def sum_all_cpu(places, factors, sums):
+    """Add up the products of several arrays of words; each chunk's sum goes to `sums`, uint64 `[A, C]`.
 
-    `factors` are the odd numbers of the positions within a block, uint64 `[BLOCK]`.
+    `places` are the address of each array and its number of words, int64 `[A, 2]`, and `factors` the odd numbers of the
+    positions within a block, uint64 `[BLOCK]`.
     """
-    chunks = sums.shape[0]
-    share = (words.shape[0] + chunks - 1) // chunks
+    chunks = sums.shape[1]
+    # One loop for all: to wake other threads takes as long as to add up 100 KB.
     for c in prange(chunks):
-        begin = min(c * share, words.shape[0])
-        sums[c] = sum_piece(words, begin, min(begin + share, words.shape[0]), factors)
+        for a in range(places.shape[0]):
+            words = view_words(places[a, 0], places[a, 1]).view(np.uint64)
+            share = (words.shape[0] + chunks - 1) // chunks
+            begin = min(c * share, words.shape[0])
+            sums[a, c] = sum_piece(words, begin, min(begin + share, words.shape[0]), factors)
 
 
 @cpu_kernel
 def sum_some_cpu(words, pieces, length, factors, sums):
-    """As `sum_all_cpu`, for `pieces` runs of `length` words: one at a random position in each equal part of the
-    words.
+    """Add up the products of `pieces` runs of `length` words, uint64 `[n]`: one at a random position in each equal part
+    of the words. Each chunk's sum goes to `sums`, uint64 `[C]`.
     """
     chunks, part = sums.shape[0], words.shape[0] // pieces
     share = (pieces + chunks - 1) // chunks

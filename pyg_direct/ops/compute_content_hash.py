@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,8 +22,10 @@ WHOLE_BYTES = 32 << 20
 # Runs of words that are read from a larger tensor; and in a hurry, from a tensor of more than so many bytes.
 _PIECES, _FEW_PIECES, _LENGTH, _FEW_BYTES = 4096, 256, 16, 64 << 10
 _WORD = 8
-# Seconds that NumPy adds up in a process before the loops are compiled or read, which takes as long.
-_NUMPY_SECONDS = 0.5
+# Seconds that NumPy adds up in a process before the loops are read from the wheel, or compiled.
+_NUMPY_SECONDS = 0.1
+# The same if Numba is not imported yet: batches of GPU kernels need no compiler.
+_LONE_SECONDS = 0.5
 _HURRY = threading.local()
 
 
@@ -61,12 +63,20 @@ def read_content(value: Any) -> Content:
 
 def has_content(value: Any, known: Content) -> bool:
     """Report whether a tensor still has known contents, as far as `WHOLE_BYTES` and `glance_only` allow a check."""
-    if _read_form(value) != known.form:
+    return have_contents([value], [known])
+
+
+def have_contents(values: Sequence[Any], known: Sequence[Content]) -> bool:
+    """Report whether tensors still have known contents, see `has_content`; in less time than one after the other."""
+    if any(_read_form(value) != content.form for value, content in zip(values, known, strict=True)):
         return False
-    parts = [_read_words(part) for part in _list_parts(value)]
+    parts = [[_read_words(part) for part in _list_parts(value)] for value in values]
     if getattr(_HURRY, "is_on", False):
-        return _sum_parts(parts, _FEW_PIECES, _FEW_BYTES) == known.glance
-    return _sum_parts(parts, _PIECES, WHOLE_BYTES) == known.sum
+        return all(_sum_parts(own, _FEW_PIECES, _FEW_BYTES) == content.glance
+                   for own, content in zip(parts, known, strict=True))  # fmt: skip
+    sums = _sum_whole([part for own in parts for part in own])
+    return all(_sum_parts(own, _PIECES, WHOLE_BYTES, sums) == content.sum
+               for own, content in zip(parts, known, strict=True))  # fmt: skip
 
 
 def _list_parts(value: Any) -> list[Tensor]:
@@ -97,37 +107,63 @@ def _read_words(part: Tensor) -> Tensor:
     return part.as_strided((span,), (1,)).view(torch.uint8)
 
 
-def _sum_parts(parts: list[Tensor], pieces: int, whole_bytes: int) -> int:
+def _sum_parts(parts: list[Tensor], pieces: int, whole_bytes: int, known: Mapping[int, int] | None = None) -> int:
+    """Sum parts of a value; `known` are sums of some, by the id of the part."""
     total = 0
     for part in parts:
-        total = total * 31 + _sum_bytes(part, pieces, whole_bytes)
+        found = None if known is None else known.get(id(part))
+        total = total * 31 + (_sum_bytes(part, pieces, whole_bytes) if found is None else found)
     return total
+
+
+def _sum_whole(parts: list[Tensor]) -> dict[int, int]:
+    """Sum the parts on the CPU that are compared as a whole, by one loop, if loops are used: by the id of the part."""
+    whole = [part for part in parts if not part.is_cuda and _WORD <= part.numel() <= WHOLE_BYTES]
+    if len(whole) < 2 or not _is_by_loops():
+        return {}
+    return dict(zip(map(id, whole), _sum_by_loop(whole), strict=True))
+
+
+def _sum_by_loop(parts: Sequence[Tensor]) -> list[int]:
+    """Sum the mixed words of each part, of at least one, with the few bytes after its last whole word."""
+    counts = [part.numel() // _WORD for part in parts]
+    places = np.array([(part.data_ptr(), count) for part, count in zip(parts, counts, strict=True)], np.int64)
+    with threads_for(sum(counts)):
+        sums = np.empty((len(parts), cpu_chunks()), np.uint64)
+        run_cpu(kernels.sum_all_cpu, places, _list_factors(), sums)
+    return [int(total) + _read_tail(part) for total, part in zip(sums.sum(1), parts, strict=True)]
+
+
+def _read_tail(part: Tensor) -> int:
+    """Read the bytes after the last whole word as a number."""
+    rest = part[part.numel() // _WORD * _WORD :]
+    return int.from_bytes(bytes(rest.tolist()), "little") if rest.numel() else 0
+
+
+def _is_by_loops() -> bool:
+    """Report whether loops add up, for which a short program would wait longer than for NumPy."""
+    return _Spent.seconds >= (_NUMPY_SECONDS if "numba" in sys.modules else _LONE_SECONDS)
 
 
 def _sum_bytes(flat: Tensor, pieces: int, whole_bytes: int) -> int:
     """Sum the mixed words of these bytes, with the few bytes after the last whole word."""
-    count = flat.numel() // _WORD
-    rest = flat[count * _WORD :]
-    tail = int.from_bytes(bytes(rest.tolist()), "little") if rest.numel() else 0
+    count, tail = flat.numel() // _WORD, _read_tail(flat)
     if count == 0:
         return tail
     is_whole = flat.numel() <= whole_bytes
     if flat.is_cuda:
         return _sum_on_gpu(flat[: count * _WORD], pieces, is_whole) + tail
     words = flat[: count * _WORD].numpy().view(np.uint64)
-    looked_at = count if is_whole else pieces * _LENGTH
-    if sys.modules.get("numba") is None or _Spent.seconds < _NUMPY_SECONDS:
-        # Batches of GPU kernels need no compiler, and a short program would wait longer for it than for NumPy.
+    if not _is_by_loops():
         begin = time.perf_counter()
         total = _sum_by_numpy(words, pieces, is_whole)
         _Spent.seconds += time.perf_counter() - begin
         return total + tail
-    with threads_for(looked_at):
+    if is_whole:
+        return _sum_by_loop([flat])[0]
+    with threads_for(pieces * _LENGTH):
         sums = np.empty(cpu_chunks(), np.uint64)
-        if is_whole:
-            run_cpu(kernels.sum_all_cpu, words, _list_factors(), sums)
-        else:
-            run_cpu(kernels.sum_some_cpu, words, pieces, _LENGTH, _list_factors(), sums)
+        run_cpu(kernels.sum_some_cpu, words, pieces, _LENGTH, _list_factors(), sums)
     return int(sums.sum()) + tail
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -140,7 +141,7 @@ class WalkRows:
 
     def walk(self, start: Tensor, walk_length: int, p: float, q: float, *, key: int) -> Tensor:
         """Draw the walks from `start`, on the device of the rows; see `ops.sampling.draw_walks.walk`."""
-        with glance_only():
+        with glance_only() if self._is_given else _NOTHING:
             self.renew()
         is_biased = not (p == 1 and q == 1)
         lists = self._sorted if is_biased else self._lists
@@ -164,6 +165,8 @@ class WalkRows:
         return NeighborLists(lists.indptr, neighbors.contiguous(), lists.ids[:0])
 
 
+# Not made for each call.
+_NOTHING = nullcontext()
 _ROWS: weakref.WeakKeyDictionary[PlacedTopology, WalkRows] = weakref.WeakKeyDictionary()
 
 

@@ -11,26 +11,31 @@ from hypothesis import given, strategies
 
 from pyg_direct.kernels.content_hash import BLOCK, sum_all_cpu
 from pyg_direct.ops import compute_content_hash
-from pyg_direct.ops.compute_content_hash import glance_only, has_content, read_content
+from pyg_direct.ops.compute_content_hash import glance_only, has_content, have_contents, read_content
 from tests.reference.content import sum_words
 
 DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
 
 
+def list_places(*arrays):
+    return np.array([(array.ctypes.data, array.size) for array in arrays], np.int64)
+
+
 @given(strategies.lists(strategies.integers(0, 2**64 - 1), max_size=40), strategies.integers(1, 5))
 def test_a_sum_is_that_of_the_reference_for_any_number_of_chunks(words, chunks):
-    sums = np.empty(chunks, np.uint64)
+    given, other = np.array(words, np.uint64), np.arange(9, dtype=np.uint64)
+    sums = np.empty((2, chunks), np.uint64)
 
-    sum_all_cpu(np.array(words, np.uint64), compute_content_hash._list_factors(), sums)
+    sum_all_cpu(list_places(given, other), compute_content_hash._list_factors(), sums)
 
-    assert int(sums.sum()) == sum_words(words)
+    assert sums.sum(1).tolist() == [sum_words(words), sum_words(range(9))]
 
 
 def test_words_of_several_blocks_are_added_alike_by_loops_numpy_and_the_reference():
     table = torch.randint(-(2**62), 2**62, (2 * BLOCK + 5,))
-    words, sums = table.numpy().view(np.uint64), np.empty(3, np.uint64)
+    words, sums = table.numpy().view(np.uint64), np.empty((1, 3), np.uint64)
 
-    sum_all_cpu(words, compute_content_hash._list_factors(), sums)
+    sum_all_cpu(list_places(words), compute_content_hash._list_factors(), sums)
 
     assert int(sums.sum()) == sum_words(words.tolist()) == compute_content_hash._sum_by_numpy(words, 1, True)
 
@@ -98,6 +103,21 @@ def test_columns_of_a_sparse_tensor_are_compared():
     table.col_indices().numpy()[2] = 4
 
     assert not has_content(table, known)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_a_change_of_any_of_several_tensors_is_found(real_device, monkeypatch, seconds):
+    monkeypatch.setattr(compute_content_hash, "_NUMPY_SECONDS", seconds)
+    tables = [torch.zeros(count, dtype=torch.uint8, device=real_device) for count in (0, 3, 8, 4099, 70_000)]
+    known = [read_content(table) for table in tables]
+    assert have_contents(tables, known)
+
+    for table in tables[1:]:
+        table.data[-1] = 1
+        assert not have_contents(tables, known)
+        table.data[-1] = 0
+
+    assert have_contents(tables, known)
 
 
 def test_another_form_over_equal_bytes_is_found():

@@ -21,12 +21,17 @@ WEIGHT_BITS = 31
 _SHIFT = np.uint64(64 - WEIGHT_BITS)
 # Walks whose steps a CPU takes together.
 BLOCK = 64
-# Threads of a GPU that write the nodes of their walks together, and nodes of a walk that are written at a time: more
-# would leave too little memory of a multiprocessor for reads.
-TEAM, TILE = min(THREADS, 32), 8
+# Threads of a GPU that write the nodes of their walks together, and nodes that lie in a piece of memory of 64 bytes,
+# which they write as a whole: a part of 32 bytes that is written in two goes costs a GPU as much as a random read.
+TEAM, PIECE = min(THREADS, 32), 8
+# Nodes of a walk that wait: those of a piece, and of the piece before until its last one is there.
+RING = 2 * PIECE
 # An odd number of words between walks, so that threads that stage nodes use different banks of shared memory.
-PITCH = TILE + 1
+PITCH = RING + 1
 STAGED = THREADS * PITCH
+# Blocks of a multiprocessor that walk with neighbors equally likely: more would share its cache, in which the offsets
+# of rows of many neighbors are found again.
+RESIDENT = 4
 
 
 @body
@@ -179,15 +184,22 @@ def walk_gpu(indptr, neighbors, step, rows, length, stays, back, near, far, is_s
         walk += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8[] I[] i8 i8[] i8 i8 u8 i8[] i8[]", I=("i4", "i8"), resident_blocks=8)
-def walk_evenly_gpu(indptr, neighbors, step, rows, length, stays, key, start, out):
+@body
+def scale_to_row(bits, count):
+    """As `scale_bits`, with half of its products unless a row has 2**32 neighbors."""
+    if count >> 32 != 0:
+        return scale_bits(bits, count)
+    low, high = bits & np.uint64(0xFFFFFFFF), bits >> np.uint64(32)
+    return np.int64((high * np.uint64(count) + ((low * np.uint64(count)) >> np.uint64(32))) >> np.uint64(32))
+
+
+@body
+def walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start, out):
     """As `walk_gpu`, with all neighbors equally likely.
 
     A walk waits for its row, then for its neighbor. The draw of the step after is made while the row is on its way.
-    Nodes go to shared memory first. A team of threads writes those of its walks together, because neighboring threads
-    then write to neighboring places.
+    Nodes go to shared memory first. A team of threads writes those of its walks together, whole pieces at a time.
     """
-    staged = cuda.shared.array(STAGED, np.int64)
     lane = np.uint32(cuda.threadIdx.x) % np.uint32(TEAM)
     # Places of this thread's walk in shared memory, and of the first walk of its team.
     mine = np.uint32(np.uint32(cuda.threadIdx.x) * np.uint32(PITCH))
@@ -201,11 +213,10 @@ def walk_evenly_gpu(indptr, neighbors, step, rows, length, stays, key, start, ou
             node = start[walk]
         bits, s = draw(key, walk, 0), np.uint32(0)
         while True:
-            t = np.uint32(s % np.uint32(TILE))
-            staged[np.uint32(mine + t)] = node
-            if t == TILE - 1 or s == length:
+            staged[np.uint32(mine + s % np.uint32(RING))] = node
+            if s % np.uint32(PIECE) == PIECE - 1 or s == length:
                 sync_team(False)
-                write_staged(staged, base, lane, first, s - t, t + 1, length + 1, start.shape[0], out)
+                write_staged(staged, base, lane, first, s, length, start.shape[0], out)
                 sync_team(False)
                 if s == length:
                     break
@@ -218,7 +229,7 @@ def walk_evenly_gpu(indptr, neighbors, step, rows, length, stays, key, start, ou
             s = np.uint32(s + np.uint32(1))
             later = draw(key, walk, np.int64(s) * SLOTS)
             if begin < end:
-                node = np.int64(neighbors[np.uint64((begin + scale_bits(bits, end - begin)) * step)])
+                node = np.int64(neighbors[np.uint64((begin + scale_to_row(bits, end - begin)) * step)])
             elif stays == 0:
                 node = np.int64(-1)
             bits = later
@@ -226,15 +237,40 @@ def walk_evenly_gpu(indptr, neighbors, step, rows, length, stays, key, start, ou
 
 
 @body
-def write_staged(staged, base, lane, first, column, columns, width, num_walks, out):
-    """Write `columns` nodes of each walk of a team, whose first one is `first`, to the columns from `column` on."""
-    w, t = np.uint32(lane // np.uint32(TILE)), np.uint32(lane % np.uint32(TILE))
-    if t < columns:
-        at, place = (first + w) * width + column + t, np.uint32(base + w * np.uint32(PITCH) + t)
+def write_staged(staged, base, lane, first, s, length, num_walks, out):
+    """Write the nodes of a team's walks that no piece of memory waits for any more, after `s` steps of `length`."""
+    width, written = np.int64(length) + 1, np.int64(s // np.uint32(PIECE)) * PIECE
+    own, pieces = np.int64(lane % np.uint32(PIECE)), np.uint32(0)
+    # A piece of each walk; two at its end.
+    while pieces < 1 or (s == length and pieces < 2):
+        w = np.uint32(lane // np.uint32(PIECE))
         while w < TEAM and first + w < num_walks:
-            out[np.uint64(at)] = staged[place]
-            w, place = np.uint32(w + np.uint32(TEAM // TILE)), np.uint32(place + np.uint32(TEAM // TILE * PITCH))
-            at += (TEAM // TILE) * width
+            row = (first + w) * width
+            begin, end = row, row + width
+            if written > 0:
+                begin = (row + written) & np.int64(-PIECE)
+            if s < length:
+                end = (row + s + 1) & np.int64(-PIECE)
+            at = (begin & np.int64(-PIECE)) + pieces * PIECE + own
+            if at >= begin and at < end:
+                place = np.uint32(at - row) % np.uint32(RING)
+                out[np.uint64(at)] = staged[np.uint32(base + w * np.uint32(PITCH) + place)]
+            w = np.uint32(w + np.uint32(TEAM // PIECE))
+        pieces = np.uint32(pieces + np.uint32(1))
+
+
+@gpu_kernel("i8[] i4[] i8 i8[] i8 i8 u8 i8[] i8[]", resident_blocks=RESIDENT)
+def walk_evenly_gpu(indptr, neighbors, step, rows, length, stays, key, start, out):
+    """See `walk_evenly`; nodes wait as int32, so that shared memory leaves room for other reads."""
+    staged = cuda.shared.array(STAGED, np.int32)
+    walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start, out)
+
+
+@gpu_kernel("i8[] i8[] i8 i8[] i8 i8 u8 i8[] i8[]")
+def walk_evenly_wide_gpu(indptr, neighbors, step, rows, length, stays, key, start, out):
+    """The same for int64 neighbors."""
+    staged = cuda.shared.array(STAGED, np.int64)
+    walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start, out)
 
 
 @gpu_kernel("I[] i8 i8[]", I=("i4", "i8"))

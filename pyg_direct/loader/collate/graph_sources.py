@@ -23,7 +23,7 @@ from torch_geometric.data.separate import separate
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.loader.collate.stale_rows import GraphMarks, is_watched
-from pyg_direct.ops.compute_content_hash import has_content, read_content
+from pyg_direct.ops.compute_content_hash import have_contents, read_content
 from pyg_direct.runtime.host.host_memory import available_bytes
 
 # Names that PyG's `collate` treats specially.
@@ -325,7 +325,7 @@ class CollatedDataset:
             return False
         if base.transform is not self._transform or places != self._places or _copy_indices(base) != self._indices:
             return False
-        return not self.were_written() and all(map(has_content, self._values, self._contents))
+        return not self.were_written() and have_contents(self._values, self._contents)
 
     def were_written(self, numbers: Sequence[int] = ()) -> bool:
         """Check if the joined values were replaced since they were read, or have more counted writes.

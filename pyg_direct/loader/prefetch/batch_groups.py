@@ -10,6 +10,8 @@ a side stream.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -309,6 +311,10 @@ Made = tuple[Any, list[Tensor]]
 _MOST_GRAPH_BATCHES, _GROWTH = 16, 4
 # Limits of a group: bytes on the GPU, where larger batches take longer than the host, and share of the free memory.
 _ROOM, _SHARE = 32 << 20, 1 / 16
+# Seconds for which free memory is taken to stay: to ask the driver takes as long as to make several batches.
+_LASTING = 1.0
+# Of each GPU: the time of the last look, and the room that it found.
+_ROOMS: dict[int, tuple[float, int]] = {}
 
 
 class GraphGroups:
@@ -385,15 +391,25 @@ class GraphGroups:
     def _find_room(self) -> int:
         """Find the bytes that a group may take."""
         if self._size > 1 and self._room == 0:
-            share = int(_SHARE * free_bytes(self._device.index)) if self._device.type == "cuda" else _ROOM
-            self._room = max(1, min(_ROOM, share))
+            self._room = _find_room_on(self._device.index) if self._device.type == "cuda" else _ROOM
         return self._room
 
     def _shrink(self) -> None:
         """Make smaller groups from now on, after memory has run out."""
         count = min(len(self._waiting), self._most)
         self._most = count // 2
+        _ROOMS.clear()
         warn(f"GPU memory ran out for {count} batches of graphs together: at most {self._most} are made together from "
              "now on", PlacementWarning)  # fmt: skip
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _find_room_on(index: int) -> int:
+    """Find the bytes that a group may take on a GPU."""
+    found, room = _ROOMS.get(index, (-math.inf, 0))
+    now = time.monotonic()
+    if now - found >= _LASTING:
+        room = max(1, min(_ROOM, int(_SHARE * free_bytes(index))))
+        _ROOMS[index] = now, room
+    return room

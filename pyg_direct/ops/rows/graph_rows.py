@@ -254,6 +254,15 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     return (values if values.nbytes <= _FEW_BYTES else values.pin_memory()).to(device, non_blocking=True)
 
 
+def _join_on(words: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    """Join arrays of int64 on a device; see `to_device`."""
+    size = sum(map(len, words))
+    is_locked = device.type == "cuda" and size * _WORD > _FEW_BYTES
+    joined = torch.empty(size, dtype=torch.int64, pin_memory=is_locked, device="cpu")
+    np.concatenate(words, out=joined.numpy())
+    return joined.to(device, non_blocking=True)
+
+
 def _threads_for(num_bytes: int) -> threads_for:
     """One thread for loops that write few bytes, and where torch has one thread."""
     return threads_for(FEW_ITEMS if torch.get_num_threads() == 1 else num_bytes // LIGHT)
@@ -339,7 +348,8 @@ class BatchesOfGraphs:
     """
 
     def __init__(self, spans: Tensor, layouts: Sequence[Layout], device: torch.device) -> None:
-        self._spans, self._num_groups, self._device = spans.numpy(), spans.shape[1] >> 1, device
+        # Spans of each group lie together, as all batches read them.
+        self._spans, self._num_groups, self._device = spans.numpy().T.copy(), spans.shape[1] >> 1, device
         self._layouts = list(layouts)
         tables = [own if isinstance(own, TableRows) else None for own in layouts]
         self._shapes = [[0] if own is None else list(own.table.shape) for own in tables]
@@ -354,6 +364,8 @@ class BatchesOfGraphs:
         of_graphs = [place for place, own in enumerate(layouts) if own.group is None]
         of_rows = [place for place, own in enumerate(layouts) if own.group is not None]
         self._pieces = [_Piece(columns, dtypes) for columns in (of_rows, of_graphs) if columns]
+        # Words of the columns without addresses of outputs, for batches of the numbers of graphs that came last.
+        self._columns: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros(0, _NUMBER))
 
     def _find_counted(self, layout: Layout) -> int:
         """Find the place of a column's number of rows: behind those of all groups are the number of graphs, and one
@@ -392,15 +404,14 @@ class BatchesOfGraphs:
         for piece in self._pieces:
             self._allocate(piece, rows, items, spaces, values, memory, addresses)
         if self._layouts:
-            words = self._write_words(addresses, numbers, np.array(counts), firsts, ptr)
+            words = self._write_words(addresses, numbers, counts, firsts, ptr)
             grid = grid_for(addresses.size * numbers.shape[1] * kernels.LANES, memory[0][0])
-            run_gpu(kernels.collate_graphs_gpu, grid, to_device(torch.from_numpy(words), self._device),
-                    numbers.shape[1], addresses.size)  # fmt: skip
+            run_gpu(kernels.collate_graphs_gpu, grid, _join_on(words, self._device), numbers.shape[1], addresses.size)
         return MadeRows(numbers, counts, ptr, values, memory)
 
     def _place(self, numbers: np.ndarray, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Compute the first row of each graph in the tables, int64 `[K, n, B]`, and `ptr` of `MadeRows`."""
-        own = self._spans[numbers].transpose(2, 0, 1)
+        own = self._spans.take(numbers, axis=1)
         sizes = own[self._num_groups :]
         if min(counts) < numbers.shape[1]:
             sizes = sizes * (np.arange(numbers.shape[1]) < np.array(counts)[:, None])
@@ -421,38 +432,55 @@ class BatchesOfGraphs:
             sizes.append(np.stack((items[columns], gaps), 2).transpose(1, 0, 2).reshape(len(values), -1).tolist())
         of_regions = [[spaces[columns].sum(0).tolist()] for columns in piece.regions.values()]
         widths, row_counts = list(zip(*(own[0] for own in of_regions), strict=True)), rows.T.tolist()
-        is_single = len(piece.regions) == 1
-        begins = []
+        dtypes = list(piece.regions)
+        first, begins = dtypes[0], []
         for place, whole in enumerate(ends[-1].tolist()):
-            if is_single:
-                (dtype,) = piece.regions
-                made = torch.empty(whole // dtype.itemsize, dtype=dtype, device=self._device)
-                parts: Any = (made,)
+            own_rows, own_values = row_counts[place], values[place]
+            parts: Any = ()
+            if len(piece.columns) == 1:
+                (column,) = piece.columns
+                made = torch.empty(self._find_shape(column, own_rows[column]), dtype=first, device=self._device)
+                own_values[column] = made
+            elif len(dtypes) == 1:
+                made = torch.empty(whole // first.itemsize, dtype=first, device=self._device)
+                parts = (made,)
             else:
                 made = torch.empty(whole, dtype=torch.uint8, device=self._device)
-                parts = torch.unsafe_split_with_sizes(made, widths[place])
+                parts = map(Tensor.view, torch.unsafe_split_with_sizes(made, widths[place]), dtypes)
             memory[place].append(made)
             begins.append(made.data_ptr())
-            for (dtype, columns), part, cuts in zip(piece.regions.items(), parts, sizes, strict=True):
+            for part, columns, cuts in zip(parts, piece.regions.values(), sizes, strict=False):
                 # Not views: writes to one column do not count for another.
-                cut = torch.unsafe_split_with_sizes(part if is_single else part.view(dtype), cuts[place])
-                for index, column in enumerate(columns):
-                    shape = self._shapes[column]
-                    value = cut[2 * index]
-                    if len(shape) > 1:
-                        dim = self._dims[column]
-                        value = value.view(*shape[:dim], row_counts[place][column], *shape[dim + 1 :])
-                    values[place][column] = value
+                cut = torch.unsafe_split_with_sizes(part, cuts[place])
+                for column, value in zip(columns, cut[::2], strict=True):
+                    is_list = len(self._shapes[column]) == 1
+                    own_values[column] = value if is_list else value.view(self._find_shape(column, own_rows[column]))
         addresses[piece.columns] += np.array(begins, _NUMBER)
 
-    def _write_words(self, addresses: np.ndarray, numbers: np.ndarray, counts: np.ndarray, firsts: np.ndarray,
-                     ptr: np.ndarray) -> np.ndarray:  # fmt: skip
+    def _find_shape(self, column: int, count: int) -> list[int]:
+        """Find the shape of a column of so many rows."""
+        shape, dim = self._shapes[column], self._dims[column]
+        return [*shape[:dim], count, *shape[dim + 1 :]]
+
+    def _write_words(self, addresses: np.ndarray, numbers: np.ndarray, counts: Sequence[int], firsts: np.ndarray,
+                     ptr: np.ndarray) -> list[np.ndarray]:  # fmt: skip
         """Write the words of the kernel: the numbers of a `Column` for each column and batch, then the lists."""
-        count, most = numbers.shape
+        added = [own.added for own in self._layouts if isinstance(own, TableRows)]
+        steps = [_sum_before(own[numbers]).transpose(0, 2, 1) for own in added if isinstance(own, np.ndarray)]
+        tables = [own.table.data_ptr() for own in self._layouts if isinstance(own, TableRows)]
+        # Most groups of an epoch have as many batches of as many graphs.
+        if self._columns[0] != (*counts, *tables):
+            self._columns = (*counts, *tables), self._lay_out(np.array(counts), numbers.shape[1])
+        columns = self._columns[1].copy()
+        columns[:, :, 0] = addresses
+        return [own.reshape(-1) for own in (columns, numbers, firsts, ptr, *steps)]
+
+    def _lay_out(self, counts: np.ndarray, most: int) -> np.ndarray:
+        """Lay out the words of the columns of batches of so many graphs, `most` at most, int64 `[C, n, COLUMN]`."""
+        count, groups = len(counts), self._num_groups
         batches = np.arange(count, dtype=_NUMBER)
-        steps: list[np.ndarray] = []
-        begin_of_ptr = numbers.size + firsts.size
-        length = begin_of_ptr + ptr.size
+        begin_of_ptr = (1 + groups) * count * most
+        length = begin_of_ptr + groups * count * (most + 1)
 
         def find_ptr(group: int) -> np.ndarray:
             return begin_of_ptr + (group * count + batches) * (most + 1)
@@ -460,7 +488,7 @@ class BatchesOfGraphs:
         columns = np.zeros((len(self._layouts), count, kernels.COLUMN), _NUMBER)
         for place, (layout, shape) in enumerate(zip(self._layouts, self._shapes, strict=True)):
             group = layout.group
-            begins: Any = batches * most if group is None else numbers.size + (group * count + batches) * most
+            begins: Any = batches * most if group is None else ((1 + group) * count + batches) * most
             own: Any = -1 if group is None else find_ptr(group)
             if isinstance(layout, RowBegins):
                 words: tuple[Any, ...] = (0, 0, kernels.LISTED, own, -1, 3, 1, counts + 1, 0, counts)
@@ -477,10 +505,9 @@ class BatchesOfGraphs:
                 else:
                     kind, bits, width = kernels.SHIFTED, 3, 1
                     if isinstance(added, np.ndarray):
-                        sums = _sum_before(added[numbers])
-                        shifts, stride = length + batches * sums[0].size, most if added.shape[1] > 1 else 0
-                        steps.append(sums.transpose(0, 2, 1).reshape(-1))
-                        length += sums.size
+                        own_steps = most * added.shape[1]
+                        shifts, stride = length + batches * own_steps, most if added.shape[1] > 1 else 0
+                        length += count * own_steps
                     else:
                         # The other list may lie before the first one.
                         shifts, stride = find_ptr(added[0]), (added[-1] - added[0]) * count * (most + 1)
@@ -488,8 +515,7 @@ class BatchesOfGraphs:
                          shifts, stride)  # fmt: skip
             for at, number in enumerate(words):
                 columns[place, :, at] = number
-        columns[:, :, 0] = addresses
-        return np.concatenate([columns.reshape(-1), numbers.reshape(-1), firsts.reshape(-1), ptr.reshape(-1), *steps])
+        return columns
 
 
 def _join_numbers(batches: Sequence[Tensor], counts: Sequence[int]) -> np.ndarray:

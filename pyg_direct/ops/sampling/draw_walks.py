@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.compiler.jit import THREADS
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.kernels.sampling.walks import WEIGHT_BITS, flag_outside_gpu, walk_cpu, walk_evenly_gpu, walk_gpu
+from pyg_direct.kernels.sampling.walks import (
+    RESIDENT,
+    WEIGHT_BITS,
+    flag_outside_gpu,
+    walk_cpu,
+    walk_evenly_gpu,
+    walk_evenly_wide_gpu,
+    walk_gpu,
+)
 from pyg_direct.ops.argument_checks import (
     check_below,
     check_ids,
@@ -19,11 +30,14 @@ from pyg_direct.ops.argument_checks import (
     check_same_device,
     check_topology_kinds,
 )
-from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, shared_grid, threads_for
 from pyg_direct.ops.sampling.find_induced import NeighborLists
+from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
 _MOST_LENGTH = 2**31 - 1
+# Weights of neighbors that are equally likely.
+_EVENLY = (1 << WEIGHT_BITS,) * 3
 
 
 def walk(lists: NeighborLists, start: Tensor, walk_length: int, p: float = 1.0, q: float = 1.0, *, key: int,
@@ -79,13 +93,13 @@ def _walk(lists: NeighborLists, start: Tensor, rows: Tensor | None, length: int,
         return out
     if runs_on_gpu(start):
         start = start.long()
-        shared = (lists.indptr, lists.neighbors, lists.step, out.new_empty(0) if rows is None else rows, length,
+        shared = (lists.indptr, lists.neighbors, lists.step, _no_rows(start.device) if rows is None else rows, length,
                   int(stays))  # fmt: skip
-        grid = grid_for(start.numel(), start)
-        if len({*weights}) == 1:
-            run_gpu(walk_evenly_gpu, grid, *shared, key, start, out)
+        if weights[0] == weights[1] == weights[2]:
+            kernel = walk_evenly_gpu if lists.neighbors.dtype is torch.int32 else walk_evenly_wide_gpu
+            run_gpu(kernel, shared_grid(start, start.numel(), THREADS, RESIDENT), *shared, key, start, out)
         else:
-            run_gpu(walk_gpu, grid, *shared, *weights, int(is_sorted), key, start, out)
+            run_gpu(walk_gpu, grid_for(start.numel(), start), *shared, *weights, int(is_sorted), key, start, out)
         return out
     out[:, 0] = start
     if length > 0:
@@ -109,19 +123,16 @@ class BoundsCheck:
 
     def __init__(self, name: str, ids: Tensor, upper: int) -> None:
         self._name, self._ids, self._upper = name, ids, upper
-        self._flag: Tensor | None = None
-        self._event: torch.cuda.Event | None = None
+        self._own: _Flag | None = None
         if runs_on_gpu(ids) and ids.numel() > 0:
-            # A thread waits for its check before it begins another one, so that one word is enough for it.
-            self._flag = getattr(_OWN, "flag", None)
-            if self._flag is None:
-                with ordinary_tensors():
-                    self._flag = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=ids.is_cuda)
-                _OWN.flag = self._flag
-            self._flag.zero_()
-            run_gpu(flag_outside_gpu, grid_for(ids.numel(), ids), ids, upper, self._flag)
-            if ids.is_cuda:
-                self._event = torch.cuda.current_stream(ids.device).record_event()
+            index = ids.get_device()
+            # A thread waits for its check before it begins another one, so that one flag is enough for it.
+            flags = _OWN.__dict__.setdefault("flags", {})
+            self._own = flags.get(index) or flags.setdefault(index, _make_flag(index))
+            self._own.word[0] = 0
+            run_gpu(flag_outside_gpu, grid_for(ids.numel(), ids), ids, upper, self._own.flag)
+            if self._own.event is not None:
+                self._own.event.record(current_stream(index))
 
     def finish(self) -> None:
         """Wait for the check.
@@ -129,16 +140,43 @@ class BoundsCheck:
         Raises:
             IdError: an id is not in [0, upper).
         """
-        if not runs_on_gpu(self._ids) or self._flag is None:
+        if self._own is None:
             return
-        if self._event is not None:
-            self._event.synchronize()
-        if int(self._flag) != 0:
+        if self._own.event is not None:
+            self._own.event.synchronize()
+        if self._own.word[0] != 0:
             check_below(self._name, self._ids.cpu().numpy(), self._upper)
 
 
-# Of each thread: `flag`, a word of page-locked memory, int64 `[1]`.
+class _Flag(NamedTuple):
+    """A word that a GPU sets, and the event after its last kernel.
+
+    Attributes:
+        flag, word: int64 `[1]`, page-locked, as a tensor and as an array.
+        event: None in the simulator.
+    """
+
+    flag: Tensor
+    word: np.ndarray
+    event: torch.cuda.Event | None
+
+
+# Of each thread: `flags` by number of the GPU, which an event belongs to.
 _OWN = threading.local()
+
+
+def _make_flag(index: int) -> _Flag:
+    is_gpu = index >= 0
+    with ordinary_tensors():
+        flag = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=is_gpu)
+    return _Flag(flag, flag.numpy(), torch.cuda.Event() if is_gpu else None)
+
+
+@functools.cache
+def _no_rows(device: torch.device) -> Tensor:
+    """An empty list of rows, int64."""
+    with ordinary_tensors():
+        return torch.empty(0, dtype=torch.int64, device=device)
 
 
 def check_walk_length(walk_length: int) -> int:
@@ -159,6 +197,8 @@ def check_bias(name: str, value: float) -> float:
 
 def _weigh(p: float, q: float) -> tuple[int, int, int]:
     """Return weights of the way back, of common neighbors and of others, the largest 2**31, no weight 0."""
+    if type(p) is type(q) is float and p == q == 1:
+        return _EVENLY
     given = 1 / check_bias("p", p), 1.0, 1 / check_bias("q", q)
     most, one = max(given), 1 << WEIGHT_BITS
     if not math.isfinite(most):

@@ -100,8 +100,14 @@ def advise(address: int, num_bytes: int, advice: str, index: int, node: int | No
 _MOST_GPUS = 127
 
 
+# GPUs that are there: to ask again takes as long as a launch.
+_FOUND: set[torch.device] = set()
+
+
 def resolve_device(device: Device = None) -> torch.device:
     """Return the device that an argument names; `None` is the current GPU, or the CPU if there is no GPU."""
+    if type(device) is torch.device and device in _FOUND:
+        return device
     if device is None:
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
@@ -122,7 +128,9 @@ def resolve_device(device: Device = None) -> torch.device:
     index = torch.cuda.current_device() if index is None else index
     if index >= torch.cuda.device_count():
         raise DeviceError(f"device={shown} asks for GPU {index}, but there are {torch.cuda.device_count()}")
-    return torch.device("cuda", index)
+    found = torch.device("cuda", index)
+    _FOUND.add(found)
+    return found
 
 
 class Abilities(NamedTuple):

@@ -91,3 +91,17 @@ def test_an_error_of_the_sampler_comes_after_the_batches_before_it():
 
 def test_an_epoch_without_batches_ends():
     assert list(GraphGroups(iter(()), Maker(), CPU)) == []
+
+
+def test_the_driver_tells_free_memory_once_a_second(monkeypatch):
+    asked, now = [], [5.0]
+    monkeypatch.setattr(batch_groups, "_ROOMS", {})
+    monkeypatch.setattr(batch_groups, "free_bytes", lambda index: asked.append(index) or 160 << 20)
+    monkeypatch.setattr(batch_groups.time, "monotonic", lambda: now[0])
+
+    rooms = [batch_groups._find_room_on(0) for _ in range(3)] + [batch_groups._find_room_on(1)]
+    now[0] = 6.5
+    rooms.append(batch_groups._find_room_on(0))
+
+    assert rooms == [10 << 20] * 5
+    assert asked == [0, 1, 0]
