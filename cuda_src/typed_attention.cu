@@ -27,15 +27,17 @@ extern "C" __device__ int dot_head_16(int *, u64 to, u64 grad, u64 out, int lane
     return 0;
 }
 
-// Addresses of attention of several relations. Part k of a type has sizes[k] targets, from starts[k] on, of relation
-// relations[k]; target t has edges [ends[t], ends[t + 1]).
+// Attention of several relations, for one piece of rows. Part k of a type has sizes[k] targets, from starts[k] on, of
+// relation relations[k]; the three numbers of all `num_relations` parts lie at `parts`, one after the other. Target t has
+// edges [ends[t], ends[t + 1]). Arrays keep their first addresses, which take no registers.
 struct Parts {
     const float *by_target, *vectors;
     const int *ends, *row;
-    const long long *starts, *sizes, *relations;
+    const long long *parts;
+    const uint4 *x;
     float *alpha;
-    int num_edges;
-    unsigned heads, pieces;
+    int num_relations, num_edges;
+    unsigned heads, pieces, head, piece;
     float slope;
 };
 
@@ -48,29 +50,29 @@ struct Span {
 // Edges of the target of part k that belongs to row `line`.
 __device__ __forceinline__ Span find_span(const Parts &parts, int k, int line)
 {
-    if (line >= (int)parts.sizes[k]) return {0, 0, 0};
-    const unsigned target = (unsigned)parts.starts[k] + line;
+    if (line >= (int)parts.parts[2 * parts.num_relations + k]) return {0, 0, 0};
+    const unsigned target = (unsigned)parts.parts[parts.num_relations + k] + line;
     return {target, min(parts.ends[target], parts.num_edges), min(parts.ends[target + 1], parts.num_edges)};
 }
 
 // Adds the attention of a target to `result`, and writes the weights of its edges: their sign bit is set if the score is
 // not above zero. A score is bend(x[source] . vector + by_target[target]). Each row is read once, as in attend.cu.
 template <class Kind>
-__device__ __forceinline__ void attend_span(float *result, const Parts &parts, Span span, const uint4 *x,
-                                            const float *vector, Group group)
+__device__ __forceinline__ void attend_span(float *result, const Parts &parts, Span span, unsigned relation,
+                                            Group group)
 {
     const int ROWS = 2, items = Kind::items;
-    const float own = parts.by_target[span.target * parts.heads];
+    const float own = parts.by_target[span.target * parts.heads + parts.head];
     // Each thread has the score of one of the first edges, and memory those of the others.
     const int mine_at = span.first + group.lane;
     float direction[items], total[items] = {}, best = LEAST, sum = 0.0f, mine = 0.0f;
-    load_fp32<items>(vector, direction);
+    load_fp32<items>(parts.vectors + (u64)(relation * parts.pieces + parts.piece) * items, direction);
     for (int e = span.first; e < span.last; e += ROWS) {
         uint4 raw[ROWS];
         float score[ROWS], largest = best;
 #pragma unroll
         for (int u = 0; u < ROWS; ++u)
-            if (e + u < span.last) raw[u] = x[(u64)(unsigned)parts.row[e + u] * parts.pieces];
+            if (e + u < span.last) raw[u] = parts.x[(u64)(unsigned)parts.row[e + u] * parts.pieces + parts.piece];
 #pragma unroll
         for (int u = 0; u < ROWS; ++u) {
             score[u] = NO_SCORE;
@@ -82,7 +84,7 @@ __device__ __forceinline__ void attend_span(float *result, const Parts &parts, S
                 product = group.sum(product) + own;
                 if (e + u == mine_at) mine = product;
                 else if (e + u >= span.first + group.lanes && parts.alpha != nullptr && group.lane == 0)
-                    parts.alpha[(unsigned)(e + u) * parts.heads] = product;
+                    parts.alpha[(unsigned)(e + u) * parts.heads + parts.head] = product;
                 score[u] = bend(product, parts.slope);
                 largest = fmaxf(largest, score[u]);
             }
@@ -108,7 +110,7 @@ __device__ __forceinline__ void attend_span(float *result, const Parts &parts, S
     if (parts.alpha != nullptr) {
         if (span.last - span.first > group.lanes) __syncwarp(group.mask);
         for (int e = mine_at; e < span.last; e += group.lanes) {
-            float *at = parts.alpha + (unsigned)e * parts.heads;
+            float *at = parts.alpha + ((unsigned)e * parts.heads + parts.head);
             const float score = e == mine_at ? mine : *at, weight = __expf(bend(score, parts.slope) - best) * scale;
             *at = score > 0.0f ? weight : -weight;
         }
@@ -118,13 +120,14 @@ __device__ __forceinline__ void attend_span(float *result, const Parts &parts, S
 }
 
 template <class Kind>
-__device__ __forceinline__ void attend_lines(u64 to, const Parts &parts, const uint4 *x, const float *bias,
-                                             int first_part, int last_part, int line, int count, int kept, Group group)
+__device__ __forceinline__ void attend_lines(u64 totals, const Parts &parts, u64 bias, int first_part, int last_part,
+                                             unsigned first, int line, int end, int kept, int type, Group group)
 {
     const int items = Kind::items;
-    for (const int end = line + count; line < end; ++line) {
+    for (; line < end; ++line) {
         float result[items] = {};
-        if (bias != nullptr) load_fp32<items>(bias, result);
+        if (bias != 0)
+            load_fp32<items>((const float *)bias + (u64)((unsigned)type * parts.pieces + parts.piece) * items, result);
         if (line < kept && first_part < last_part) {
             // The next part's edges are found while rows of this one are on their way.
             Span next = find_span(parts, first_part, line);
@@ -132,35 +135,32 @@ __device__ __forceinline__ void attend_lines(u64 to, const Parts &parts, const u
                 const Span span = next;
                 if (k + 1 < last_part) next = find_span(parts, k + 1, line);
                 if (span.first < span.last)
-                    attend_span<Kind>(result, parts, span, x,
-                                      parts.vectors + (u64)parts.relations[k] * parts.pieces * items, group);
+                    attend_span<Kind>(result, parts, span, (unsigned)parts.parts[k], group);
             }
         }
-        store_fp32<items>(to + (u64)(unsigned)line * parts.pieces * items * 4, 0, result);
+        store_fp32<items>(totals + ((u64)(first + (unsigned)line) * parts.pieces + parts.piece) * (items * 4), 0,
+                          result);
     }
 }
 
-// One piece of the sums of `count` rows of a type from row `line` on, fp32: of each part in [first_part, last_part), the
-// attention of the row's target, added up, and a row of biases unless its address is zero. Rows from `kept` on have no
-// targets. `to`, `x`, `vectors` and `bias` are addresses of the piece, of the type's first row, row 0 or relation 0.
-// `alpha`, which may be zero, and `by_target` are addresses of the head's first number. Kind 0 is fp32, 1 fp16, 2
-// bfloat16.
-extern "C" __device__ int attend_lines_16(int *, u64 to, u64 alpha, u64 x, u64 by_target, u64 vectors, u64 bias,
-                                          u64 ends, u64 row, u64 starts, u64 sizes, u64 relations,
-                                          long long first_part, long long last_part, long long line, long long count,
-                                          long long kept, long long num_edges, int heads, int pieces, int lane,
+// One piece of the sums of rows [line, end) of a type, fp32: of each part in [first_part, last_part), the attention of
+// the row's target, added up, and the type's row of `bias` unless this address is zero. The type's rows begin at row
+// `first` of `totals`; those from `kept` on have no targets. `alpha` may be zero. Kind 0 is fp32, 1 fp16, 2 bfloat16.
+extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u64 by_target, u64 vectors, u64 bias,
+                                          u64 ends, u64 row, u64 parts_at, int num_relations, int first_part,
+                                          int last_part, int first, int line, int end, int kept, int type,
+                                          int num_edges, int heads, int pieces, int head, int piece, int lane,
                                           int lanes, unsigned mask, float slope, int kind)
 {
     const Group group = {lane, lanes, mask};
     const Parts parts = {
         reinterpret_cast<const float *>(by_target), reinterpret_cast<const float *>(vectors),
         reinterpret_cast<const int *>(ends), reinterpret_cast<const int *>(row),
-        reinterpret_cast<const long long *>(starts), reinterpret_cast<const long long *>(sizes),
-        reinterpret_cast<const long long *>(relations), reinterpret_cast<float *>(alpha),
-        (int)num_edges, (unsigned)heads, (unsigned)pieces, slope};
+        reinterpret_cast<const long long *>(parts_at), reinterpret_cast<const uint4 *>(x),
+        reinterpret_cast<float *>(alpha), num_relations, num_edges, (unsigned)heads, (unsigned)pieces, (unsigned)head,
+        (unsigned)piece, slope};
 #define ATTEND(Kind)                                                                                                 \
-    attend_lines<Kind>(to, parts, reinterpret_cast<const uint4 *>(x), reinterpret_cast<const float *>(bias),         \
-                       (int)first_part, (int)last_part, (int)line, (int)count, (int)kept, group)
+    attend_lines<Kind>(totals, parts, bias, first_part, last_part, (unsigned)first, line, end, kept, type, group)
     if (kind == 0) ATTEND(Float32);
     else if (kind == 1) ATTEND(Float16);
     else ATTEND(Bfloat16);

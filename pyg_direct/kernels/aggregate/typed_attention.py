@@ -30,7 +30,7 @@ from pyg_direct.kernels.binary_search import last_at_most
 
 dot_head_16 = device_function("dot_head_16", "u8 u8 u8 i4 i4 u4 i4")
 attend_lines_16 = device_function(
-    "attend_lines_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 i8 i8 i8 i8 i8 i8 i4 i4 i4 i4 u4 f4 i4"
+    "attend_lines_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 u4 f4 i4"
 )
 pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
 pull_row_16 = device_function("pull_row_16", "u8 i4 u8 u8 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4")
@@ -63,45 +63,41 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
                     out + np.uint64(thread * bytes_of_piece), lane, lanes, mask, kind)  # fmt: skip
 
 
-@gpu_kernel("u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] u8 u8 u8 i8 i8 i8 i4 i4 f4 i4 u8 u8",
-            sources=("aggregate", "typed_attention"), resident_blocks=4)  # fmt: skip
-def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, kept, starts, sizes, relations, num_rows,
-                      num_edges, run, heads, lanes, slope, kind, alpha, totals):  # fmt: skip
+@gpu_kernel("u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] u8 i8 i8 i8 i4 i4 f4 i4 u8 u8", sources=("aggregate", "typed_attention"),
+            resident_blocks=4)  # fmt: skip
+def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, kept, parts, num_rows, num_edges, run,
+                      heads, lanes, slope, kind, alpha, totals):  # fmt: skip
     """Sums of the attention of the relations into one type, fp32, and its row of `bias` unless this is zero.
 
     All but arrays are addresses; `ends` and `row` are int32. The rows of type g begin at firsts[g] of `totals`, and the
-    first kept[g] of them have targets. Its relations are relations[k] for k from members[g] to members[g + 1]; each has
-    sizes[k] targets, from starts[k] on. The address `alpha` is zero if weights are not kept; a weight has its sign bit
-    set if its score is not above zero. A thread computes one piece of `run` rows, with heads of `lanes` times 16 bytes.
+    first kept[g] of them have targets. Its relations are those from members[g] to members[g + 1]. `parts` has the
+    number of each of these, then the first target of each, then the number of targets of each. The address `alpha` is
+    zero if weights are not kept; a weight has its sign bit set if its score is not above zero. A thread computes one
+    piece of `run` rows, with heads of `lanes` times 16 bytes.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     pieces = heads * lanes
     number = np.int64(quotient(np.uint64(thread), pieces))
-    line = number * run
-    if line < num_rows:
-        end = min(line + run, num_rows)
+    if number * run < num_rows:
+        # Fewer than 2^31 rows: numbers of 64 bits take two registers each.
+        line = np.int32(number * run)
+        end = np.int32(min(number * run + run, num_rows))
         piece = np.int32(thread - number * pieces)
         head = piece // lanes
         lane = piece - head * lanes
         mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
-        group = last_at_most(firsts, 0, firsts.shape[0] - 1, line)
-        # A piece of 16 bytes takes four bytes of fp32 for each of its items.
-        bytes_of_piece = 16 if kind == 0 else 32
-        of_piece, of_head = np.uint64(piece * bytes_of_piece), np.uint64(head * 4)
-        weights, of_bias = np.uint64(0), np.uint64(0)
-        if alpha != 0:
-            weights = alpha + of_head
+        group = np.int32(last_at_most(firsts, 0, firsts.shape[0] - 1, line))
+        num_relations = np.int32(members[members.shape[0] - 1])
         while line < end:
             while firsts[group + 1] <= line:
-                group += 1
-            if bias != 0:
-                of_bias = bias + np.uint64(group * pieces * bytes_of_piece) + of_piece
-            first, count = firsts[group], min(end, firsts[group + 1]) - line
-            attend_lines_16(totals + np.uint64(first * pieces * bytes_of_piece) + of_piece, weights,
-                            x + np.uint64(piece * 16), by_target + of_head, vectors + of_piece, of_bias, ends, row,
-                            starts, sizes, relations, members[group], members[group + 1], line - first, count,
-                            kept[group], num_edges, heads, pieces, lane, lanes, mask, slope, kind)  # fmt: skip
-            line += count
+                group = np.int32(group + 1)
+            first = np.int32(firsts[group])
+            until = np.int32(min(np.int64(end), firsts[group + 1]))
+            attend_lines_16(totals, alpha, x, by_target, vectors, bias, ends, row, parts, num_relations,
+                            np.int32(members[group]), np.int32(members[group + 1]), first, np.int32(line - first),
+                            np.int32(until - first), np.int32(kept[group]), group, np.int32(num_edges), heads, pieces,
+                            head, piece, lane, lanes, mask, slope, kind)  # fmt: skip
+            line = until
 
 
 @gpu_kernel("u8 u8 I[] u8 u8 i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8", I=("i4", "i8"),

@@ -164,9 +164,9 @@ def attend_groups(x: Tensor, by_target: Tensor, vectors: Tensor, biases: Sequenc
         run = length_of_run(sum(places.kept) * pieces, x)
         run_gpu(kernels.attend_groups_gpu, grid_of(-(-num_rows // run) * pieces, 0), x.data_ptr(), ends.data_ptr(),
                 row.data_ptr(), by_target.data_ptr(), vectors.data_ptr(), 0 if bias is None else bias.data_ptr(),
-                places.firsts, places.members, places.with_targets, places.starts.data_ptr(), places.sizes.data_ptr(),
-                places.relations.data_ptr(), num_rows, num_edges, run, heads, pieces // heads, slope,
-                WIDE_KINDS[x.dtype], alpha.data_ptr() if keeps_weights else 0, totals.data_ptr())  # fmt: skip
+                places.firsts, places.members, places.with_targets, places.relations.data_ptr(), num_rows, num_edges,
+                run, heads, pieces // heads, slope, WIDE_KINDS[x.dtype], alpha.data_ptr() if keeps_weights else 0,
+                totals.data_ptr())  # fmt: skip
     return torch.unsafe_split_with_sizes(totals, list(places.rows_of)), alpha
 
 
