@@ -7,21 +7,23 @@ targets. No row is multiplied, or stored, for a pair without edges. A row is mul
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch_geometric
 from torch import Tensor
+from torch.autograd import Function
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn import paths
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_reduce, find_replaced, find_why_not_plain, is_plain
-from pyg_direct.nn.linear import multiply_heads
+from pyg_direct.nn.linear import multiply_heads, multiply_tall
 from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate
 from pyg_direct.ops.local_ids.build_csr import compress_ids
-from pyg_direct.ops.run_kernel import is_recorded
+from pyg_direct.ops.run_kernel import is_asked_again, is_recorded, pull_by_torch
 
 # Edges a pair of a relation and a target, below which many pairs have none.
 _MOST_EDGES = {"cuda": 0.5, "cpu": 0.75}
@@ -107,10 +109,18 @@ def convolve_segments(x: Tensor, weight: Tensor, segments: Segments, num_targets
         weight: `[R, in, out]`, or `[R, num_blocks, in / num_blocks, out / num_blocks]`.
     """
     reduced = aggregate(x, segments.indptr, segments.row, reduce=reduce, target=segments.pair, max_degree=max_degree)
-    parts = zip(reduced.split(segments.sizes), weight.unbind(), strict=True)
-    made = torch.cat([_multiply(rows, matrix, num_blocks) for rows, matrix in parts if rows.shape[0]])
+    made = _multiply_segments(reduced, segments.sizes, weight, num_blocks)
     return aggregate(made, segments.offsets, segments.order, target=segments.target, num_targets=num_targets,
                      max_degree=len(segments.sizes), transposed=segments.back)  # fmt: skip
+
+
+def _multiply_segments(rows: Tensor, sizes: list[int], weight: Tensor, num_blocks: int | None) -> Tensor:
+    """Return the rows of each relation times its matrix, `[P, out]`."""
+    if num_blocks is None and rows.dtype == weight.dtype and not torch.is_autocast_enabled(rows.device.type):
+        made: Tensor = _Segments.apply(sizes, rows, weight)
+        return made
+    parts = zip(rows.split(sizes), weight.unbind(), strict=True)
+    return torch.cat([_multiply(part, matrix, num_blocks) for part, matrix in parts if part.shape[0]])
 
 
 def _multiply(rows: Tensor, matrix: Tensor, num_blocks: int | None) -> Tensor:
@@ -118,6 +128,39 @@ def _multiply(rows: Tensor, matrix: Tensor, num_blocks: int | None) -> Tensor:
         return rows @ matrix
     made = multiply_heads(rows.view(rows.shape[0], num_blocks, -1), matrix)
     return made.transpose(0, 1).reshape(rows.shape[0], -1)
+
+
+class _Segments(Function):
+    """Products of segments of rows with a matrix each, written where the next step reads them."""
+
+    @staticmethod
+    def forward(ctx: Any, sizes: list[int], rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.sizes = sizes
+        ctx.save_for_backward(rows, weight)
+        made = rows.new_empty(len(rows), weight.shape[2])
+        for part, matrix, out in zip(rows.split(sizes), weight.unbind(), made.split(sizes), strict=True):
+            torch.mm(part, matrix, out=out)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (rows, weight), sizes, wants = ctx.saved_tensors, ctx.sizes, ctx.needs_input_grad[1:]
+        if is_asked_again([grad]):
+            return None, *pull_by_torch(partial(_compose, sizes), [rows, weight], wants, [grad])
+        parts = grad.split(sizes)
+        to_rows = rows.new_empty(rows.shape) if wants[0] else None
+        if to_rows is not None:
+            for part, matrix, out in zip(parts, weight.unbind(), to_rows.split(sizes), strict=True):
+                torch.mm(part, matrix.t(), out=out)
+        # Sums over many rows, of few numbers each.
+        to_weight = torch.stack([multiply_tall(own, part).to(weight.dtype) for own, part in
+                                 zip(rows.split(sizes), parts, strict=True)]) if wants[1] else None  # fmt: skip
+        return None, to_rows, to_weight
+
+
+def _compose(sizes: list[int], rows: Tensor, weight: Tensor) -> list[Tensor]:
+    """Compute the same by functions that torch can differentiate again."""
+    return [torch.cat([part @ matrix for part, matrix in zip(rows.split(sizes), weight.unbind(), strict=True)])]
 
 
 # Items of the sums of all relations, above which they are left to PyG, relation after relation.

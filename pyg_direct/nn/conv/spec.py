@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Message of a convolution along an edge: (rows of nodes, weights of edges); None if PyG must compute it.
 Message = tuple[Tensor, "Tensor | None"] | None
+# Rows of each group that are read, the first ones; None for all.
+NumRead = Sequence["int | None"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +32,8 @@ class Joined:
         convolve: Results of relations that share the key; None if each is faster separately.
         finish: Makes the result of the convolution from each of them.
         add_up: Results of relations, added up by group, if these go together in one step; None if each is faster
-            separately.
+            separately. Given is also how many rows of each group are read, the first ones, or None for all; it may
+            return more.
         add_up_whole: The same over whole graphs, whose relations need not share the key.
         takes_attributes: True if edges have rows.
     """
@@ -38,7 +41,7 @@ class Joined:
     read: Callable[..., Hashable]
     convolve: Callable[[Sequence[Relation]], list[Tensor] | None]
     finish: Callable[[Any, Tensor], Tensor] | None = None
-    add_up: Callable[[Sequence[Relation], list[list[int]]], list[Tensor] | None] | None = None
+    add_up: Callable[[Sequence[Relation], list[list[int]], NumRead], list[Tensor] | None] | None = None
     add_up_whole: Callable[[Sequence[Relation], list[list[int]]], list[Tensor] | None] | None = None
     takes_attributes: bool = False
 
