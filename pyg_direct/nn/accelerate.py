@@ -228,7 +228,10 @@ def find_why_left(module: Any) -> str | None:
     if spec.propagate is propagate and not reduces(module):
         # Served as any other layer.
         return any_convolution.find_left(module)
-    return find_obstacle(module) or spec.find_left(module)
+    reason = find_obstacle(module) or spec.find_left(module)
+    if reason is not None and spec.propagate is any_convolution.propagate:
+        return any_convolution.find_left(module)
+    return reason
 
 
 def accelerate_one(module: torch.nn.Module, paths: type[Paths] = Paths) -> None:
@@ -242,9 +245,9 @@ def accelerate_one(module: torch.nn.Module, paths: type[Paths] = Paths) -> None:
         _accelerate_any(module, paths)
         return
     attach(module, _spec=spec, _paths=make_paths(kind, paths))
-    if spec.propagate is propagate:
+    if spec.propagate in (propagate, any_convolution.propagate):
         any_convolution.accelerate_any(module)
-        if not reduces(module):
+        if spec.propagate is any_convolution.propagate or not reduces(module):
             any_convolution.watch_aggregation(module)
     if spec.propagate is not None:
         attach(module, propagate=spec.propagate, _unknown=UnknownEdges())

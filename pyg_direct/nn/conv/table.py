@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyg_direct.nn.conv import gat, gcn, gin, gine, hgt, rgcn, sage
+from pyg_direct.nn.conv import gat, gcn, gin, gine, hgt, rgcn, sage, transformer
 from pyg_direct.nn.conv.spec import ConvSpec
 
 SPECS: tuple[ConvSpec, ...] = (
@@ -15,6 +15,7 @@ SPECS: tuple[ConvSpec, ...] = (
     gat.GATV2,
     hgt.HGT,
     rgcn.RGCN,
+    transformer.TRANSFORMER,
 )
 
 
