@@ -228,10 +228,9 @@ def find_why_left(module: Any) -> str | None:
     if spec.propagate is propagate and not reduces(module):
         # Served as any other layer.
         return any_convolution.find_left(module)
-    reason = find_obstacle(module) or spec.find_left(module)
-    if reason is not None and spec.propagate is any_convolution.propagate:
-        return any_convolution.find_left(module)
-    return reason
+    if spec.leaves_to_any:
+        return None if spec.find_left(module) is None else any_convolution.find_left(module)
+    return find_obstacle(module) or spec.find_left(module)
 
 
 def accelerate_one(module: torch.nn.Module, paths: type[Paths] = Paths) -> None:
@@ -245,9 +244,9 @@ def accelerate_one(module: torch.nn.Module, paths: type[Paths] = Paths) -> None:
         _accelerate_any(module, paths)
         return
     attach(module, _spec=spec, _paths=make_paths(kind, paths))
-    if spec.propagate in (propagate, any_convolution.propagate):
+    if spec.propagate is propagate or spec.leaves_to_any:
         any_convolution.accelerate_any(module)
-        if spec.propagate is any_convolution.propagate or not reduces(module):
+        if spec.leaves_to_any or not reduces(module):
             any_convolution.watch_aggregation(module)
     if spec.propagate is not None:
         attach(module, propagate=spec.propagate, _unknown=UnknownEdges())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyg_direct.nn.conv import gat, gcn, gin, gine, hgt, rgcn, sage, transformer
+from pyg_direct.nn.conv import gat, gcn, gin, gine, hgt, pna, rgcn, sage, transformer
 from pyg_direct.nn.conv.spec import ConvSpec
 
 SPECS: tuple[ConvSpec, ...] = (
@@ -16,6 +16,7 @@ SPECS: tuple[ConvSpec, ...] = (
     hgt.HGT,
     rgcn.RGCN,
     transformer.TRANSFORMER,
+    pna.PNA,
 )
 
 

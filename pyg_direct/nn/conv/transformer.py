@@ -16,7 +16,7 @@ from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.conv.spec import ConvSpec
-from pyg_direct.nn.dispatch import find_reduce, find_replaced, is_plain
+from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
 from pyg_direct.nn.hetero.attention import ProductEdges, attend_products, can_attend_products
 from pyg_direct.nn.linear import multiply
 from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, find_batch
@@ -175,10 +175,11 @@ def _add_up(rows: Tensor, row: Tensor, alpha: Tensor, edges: SortedEdges, count:
 
 def find_left(module: Any) -> str | None:
     """Return why options of a TransformerConv leave it to the operators of any layer."""
-    if find_reduce(module) != "sum":
+    if type(module.aggr_module) is not aggr.SumAggregation:
         return "messages are not summed"
-    return find_replaced(module) if _gains(module.lin_key.weight) else "a CPU gains nothing"
+    return find_obstacle(module) or find_replaced(module) or (
+        None if _gains(module.lin_key.weight) else "a CPU gains nothing")  # fmt: skip
 
 
 TRANSFORMER = ConvSpec(conv.TransformerConv, forward, any_convolution.propagate, find_left=find_left,
-                       sees_neighbors_only=True)  # fmt: skip
+                       leaves_to_any=True, sees_neighbors_only=True)  # fmt: skip
