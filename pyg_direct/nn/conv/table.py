@@ -14,6 +14,8 @@ SPECS: tuple[ConvSpec, ...] = (
     gat.GAT,
     gat.GATV2,
     hgt.HGT,
+    # Derived from the next.
+    rgcn.FAST_RGCN,
     rgcn.RGCN,
     transformer.TRANSFORMER,
     pna.PNA,
