@@ -1,9 +1,9 @@
 """Rows by a mask or by ids that come back, in programs that are not edited: read without a wait for the GPU.
 
 A loop over a whole graph reads rows by the same masks in each epoch, as in `out[data.train_mask]`. Torch counts the
-nodes of a mask each time and waits for that count, in backward too, where it also sorts the ids to add gradients up.
-Here the ids of a mask are remembered, and rows are read by `index_select`. Results and gradients are equal bit for bit,
-because no row is read twice.
+nodes of a mask each time, forward and backward, and waits for that count. In backward it also sorts their ids. Here the
+ids are remembered, and `index_select` reads the rows. Results and gradients are equal bit for bit, because no row is
+read twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TransformerConv over sorted edges: keys and values by one product, then scores, softmax and weighted sums at once.
 
-No row of an edge is made. If edges have rows of their own, these are read by the same kernels as rows of nodes:
-q (k + e) is q k + q e, and the sum of a (v + e) is the sum of a v plus the sum of a e.
+No row of an edge is made. If edges have rows of their own, the kernels for rows of nodes read these too: q (k + e) is
+q k + q e. The sum of a (v + e) is the sum of a v plus the sum of a e.
 """
 
 from __future__ import annotations
