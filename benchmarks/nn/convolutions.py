@@ -19,6 +19,7 @@ from torch_geometric.nn import (
     GINConv,
     GINEConv,
     GraphConv,
+    LGConv,
     PNAConv,
     SAGEConv,
     TransformerConv,
@@ -43,6 +44,7 @@ KINDS: dict[str, Callable[[int], torch.nn.Module]] = {
     "GINE": lambda width: GINEConv(torch.nn.Linear(width, width)),
     "GAT": lambda width: GATConv(width, width // 4, heads=4),
     "GATv2": lambda width: GATv2Conv(width, width // 4, heads=4),
+    "LG": lambda width: LGConv(),
     "Transformer": lambda width: TransformerConv(width, width // 4, heads=4),
     "PNA": lambda width: PNAConv(
         width, width, ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"], torch.arange(64)

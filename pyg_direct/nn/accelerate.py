@@ -104,8 +104,8 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
     """Make the convolutions of a PyG model aggregate batches of pyg_direct loaders with one fused kernel each.
 
     It finds SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv, FastRGCNConv, HGTConv,
-    TransformerConv and PNAConv, also inside HeteroConv and models of `to_hetero`. There, two or more like relations take
-    one kernel together (GATConv and GATv2Conv up to two). Relations are alike if all are SAGEConv and GraphConv,
+    TransformerConv and PNAConv, also inside HeteroConv and models of `to_hetero`. There, two or more like relations
+    take one kernel together (GATConv and GATv2Conv up to two). Relations are alike if all are SAGEConv and GraphConv,
     GINConv, GINEConv, GCNConv, or GATConv or GATv2Conv without loops; dropout of the latter then draws other numbers
     than PyG's. Subclasses are served only if they leave the messages unchanged.
 

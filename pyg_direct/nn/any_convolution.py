@@ -46,6 +46,7 @@ from torch_geometric.utils import scatter as pyg_scatter, softmax as pyg_softmax
 from pyg_direct.nn import paths
 from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch, is_plain_tensor
+from pyg_direct.nn.weighted_rows import sum_weighted
 from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find
 from pyg_direct.ops.aggregate import operators
 from pyg_direct.ops.aggregate.compute_softmax import softmax as fused_softmax
@@ -597,6 +598,10 @@ def propagate(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> An
     if isinstance(known, str):
         self._paths.note_left(known)
         return plain(self, edge_index, size=size, **kwargs)
+    out = sum_weighted(self, known.batch, known.edges, known.order, size, kwargs)
+    if out is not None:
+        self._paths.note()
+        return out
     with know(known):
         out = plain(self, edge_index, size=size, **kwargs)
     if known.served:

@@ -97,6 +97,15 @@ def everywhere(monkeypatch):
     fused = any_convolution.fused_softmax
     monkeypatch.setattr(any_convolution, "fused_softmax", lambda *args, **kwargs: (
         made.append("softmax") or fused(*args, **kwargs)))  # fmt: skip
+    weighted = any_convolution.sum_weighted
+
+    def sum_weighted(*args):
+        out = weighted(*args)
+        if out is not None:
+            made.append("weighted rows")
+        return out
+
+    monkeypatch.setattr(any_convolution, "sum_weighted", sum_weighted)
     return made
 
 
