@@ -131,7 +131,9 @@ def sum_weighted(self: Any, batch: SortedBatch, edges: SortedEdges, order: Tenso
     read = find_weighted(self)
     if read is None:
         return None
-    given = kwargs.get(read.rows)
+    given: Any = kwargs.get(read.rows)
+    rows: Any
+    targets: Any
     rows, targets = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, given)
     if not isinstance(rows, Tensor) or type(rows) not in (Tensor, torch.nn.Parameter) or rows.dim() != 2:
         return None
