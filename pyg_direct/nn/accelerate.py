@@ -110,7 +110,8 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
     than PyG's. Subclasses are served only if they leave the messages unchanged.
 
     If PyG's own models are given `num_sampled_nodes_per_hop`, they also compute no rows that the next layer drops.
-    Dropout then falls on other rows than in PyG. Dropout of attention with loops falls on other edges than in PyG.
+    Dropout then falls on other rows than in PyG. Dropout of attention with loops, or of TransformerConv over a
+    whole graph, falls on other edges than in PyG.
     Results equal PyG's up to rounding. A whole graph that comes back is sorted once, and aggregated in the same way.
     For a small graph this holds only on a GPU, by GCNConv, GATConv, GATv2Conv, RGCNConv, FastRGCNConv, TransformerConv
     and PNAConv, and by all without a gradient.

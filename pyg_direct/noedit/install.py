@@ -234,8 +234,8 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         seed: See `NeighborLoader`.
         accelerate: Accelerate PyG's convolutions at their creation; see `accelerate`. Also let torch's `Adam` and
             `AdamW` take fused steps for parameters on a GPU, unless the program chooses `foreach` or `fused`. Also
-            read rows of a GPU by masks that come back, as in `out[data.train_mask]`, without a wait for the GPU; writes
-            to them through `.data` are not seen.
+            read rows of a GPU by masks that come back, as in `out[data.train_mask]`, without a wait for the GPU. Writes
+            to masks that torch does not count, as through `.data`, are not seen.
         replay: Replay the passes of models on a GPU, as `accelerate(model, replay="auto")`; None does so if there is a
             GPU. A model is the outermost module that the program calls, and that holds an accelerated convolution.
         verbose: Report every replaced name, and every kind of loader that is made.
