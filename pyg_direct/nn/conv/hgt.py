@@ -110,7 +110,8 @@ def _construct_src_node_feat(self: Any, k_dict: Any, v_dict: Any, edge_index_dic
     heads, width = self.heads, self.out_channels // self.heads
     keys, values = (part.weight.view(heads, -1, width, width) for part in (self.k_rel, self.v_rel))
     if len(numbers) < keys.shape[1]:
-        keys, values = keys[:, numbers], values[:, numbers]
+        # A list as an index would be copied to a GPU, for which no recording can wait.
+        keys, values = (torch.stack([part[:, number] for number in numbers], dim=1) for part in (keys, values))
     # (k W) . q p / sqrt(C) = (k (W p / sqrt(C))) . q, and matrices are fewer than edges.
     scale = torch.cat([self.p_rel["__".join(kind)] for kind in edge_index_dict]).t() / math.sqrt(width)
     # Separately for relations, so that their gradients are concatenated once.

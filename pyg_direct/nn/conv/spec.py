@@ -72,6 +72,8 @@ class ConvSpec:
             convolutions that add up rows of edges; None if PyG must compute them.
         find_left: Returns why options of a convolution leave it to PyG, beside the options of all; None if they do not.
         joined: Its form over relations that are summed together.
+        leaves_to_any: True if the operators of any layer (`any_convolution.py`) serve what it leaves. `find_left` then
+            knows all reasons.
         sees_neighbors_only: True if a node's result depends only on its in-neighbors and the edges between.
         steps: Methods of PyG's class that process messages; programs may override them.
     """
@@ -84,6 +86,7 @@ class ConvSpec:
     sum: Callable[[Any, Tensor, SortedEdges, int, dict[str, Any]], Tensor | None] | None = None
     find_left: Callable[[Any], str | None] = find_nothing
     joined: Joined | None = None
+    leaves_to_any: bool = False
     sees_neighbors_only: bool = False
     steps: tuple[Any, ...] = field(init=False)
 

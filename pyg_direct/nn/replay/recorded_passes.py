@@ -23,7 +23,7 @@ from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, li
 from pyg_direct.nn.replay.model_call import Call, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
+from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait, waits_refused
 
 # Share of the free memory that tensors kept for backward may take twice.
 _MOST_KEPT = 1 / 4
@@ -249,8 +249,8 @@ class RecordedPasses:
     def _serves(self, model: Any, rows: RowsOfPass, expected: Sequence[Tensor]) -> bool:
         """Report whether a pass that leaves rows out has the expected results."""
         try:
-            # No such number may reach a result or a buffer.
-            with left_as_it_was(model, self._device), rows.leave_out(float("nan")):
+            # No such number may reach a result or a buffer, and a recording cannot wait.
+            with left_as_it_was(model, self._device), rows.leave_out(float("nan")), waits_refused():
                 found = self._list_results(model)
             if not all(map(is_near, found, expected)):
                 return False
