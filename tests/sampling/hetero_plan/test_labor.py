@@ -19,10 +19,9 @@ from tests.reference.general import Options, Parts, sample
 from tests.sampling.hetero_plan.test_general import KEY, SEED_TIME, SEEDS, as_tensors, assert_equal, make_plan
 
 
-
 def for_all(graph, fanouts):
     """The same fanouts for each relation."""
-    return {edge_type: fanouts for edge_type in graph.edges}
+    return dict.fromkeys(graph.edges, fanouts)
 
 
 LABOR = Options(sampling="labor")
