@@ -91,9 +91,6 @@ def _open_loaders(data: HeteroData, batch_size: int) -> Iterator[tuple[str, Any]
         ("types", data, ("paper", nodes), (writes, _choose_links(data[writes].edge_index, num_seeds))),
     ):
         for name, own in of_nodes.items():
-            if name == "labor" and graph is data:
-                # It has no types.
-                continue
             yield f"{name}, {kind}", NeighborLoader(graph, _FANOUTS, seeds, **own, **common)
         for name, own in of_links.items():
             yield f"{name}, {kind}", LinkNeighborLoader(graph, _FANOUTS, links, **own, **common)

@@ -134,6 +134,10 @@ class DistNeighborSampler(NeighborSampler):
     def refresh(self) -> None:
         """Do nothing: a graph in parts does not change."""
 
+    def _check_labor(self) -> None:
+        raise ArgumentError("sampling must be 'uniform' for a graph in parts, got 'labor'; load the whole graph in "
+                            "every process for it")  # fmt: skip
+
     def _is_uniform(self) -> bool:
         is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
         return (self.graph.whole is not None and self.graph.is_homogeneous and not self.disjoint and is_directional

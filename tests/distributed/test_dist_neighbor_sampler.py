@@ -226,3 +226,17 @@ def test_times_that_are_not_given_are_those_of_nodes_and_missing_for_links(tmp_p
     alone = NeighborSampler(data, FANOUTS, time_attr="time", device="cpu")
     expected = [as_lists(alone.sample_from_nodes(own, key=KEY + number)) for number, own in enumerate(seeds)]
     assert run_lockstep(run, 2) == [expected] * 2
+
+
+@ON_GPU_PLANS
+def test_labor_is_refused_before_ranks_exchange(tmp_path, device):
+    data = write_typed(tmp_path / "p")
+
+    def run(transport):
+        sampler = DistNeighborSampler(LockstepGraph(tmp_path / "p", transport, device), FANOUTS)
+        sampler.sampling = "labor"
+        with pytest.raises(ArgumentError, match="sampling must be 'uniform' for a graph in parts, got 'labor'"):
+            sampler.sample_from_nodes(NodeSamplerInput(None, torch.arange(3), input_type="paper"), key=KEY)
+        return data.num_nodes
+
+    assert run_lockstep(run, 2) == [69, 69]
