@@ -2,8 +2,9 @@
 
 Ids go to their owners after the last hop, and rows come back at the same places
 (`kernels/sampling/row_segments.py`). Once the sizes of the batch are known, the rows of the own part are read beside
-them. Then one read brings all into the order of the nodes, and rows of other parts that are copied here (`replicas`)
-are written to their places. These reads may overlap the next batch. The host neither waits nor calls for rows before.
+them. Then one read brings all into the order of the nodes. Rows of other parts that are copied here (`replicas`) are
+written to their places at last. These reads may overlap the next batch. The host neither waits nor calls for rows
+before.
 """
 
 from __future__ import annotations

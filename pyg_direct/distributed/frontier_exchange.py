@@ -127,8 +127,8 @@ class Picker:
         """Find the edges that the batches of several requesters exclude, for `pick`.
 
         Args:
-            messages: Numbers of relations, expanded nodes, neighbors in the id space of all types, and numbers of the
-                requester's batches, int64 `[4, P]` in bytes, of each requester.
+            messages: Pairs of each requester, int64 `[4, P]` in bytes: numbers of relations, expanded nodes, neighbors
+                in the id space of all types, and numbers of batches.
         """
         topo = self._topo
         sizes = [message.numel() // 32 for message in messages]

@@ -85,6 +85,19 @@ def test_the_model_meets_the_rows_of_two_and_four_processes_on_two_cores():
     assert all(abs(ratio - 1) <= 0.2 for ratio in ratios), ratios
 
 
+def test_the_model_meets_the_rows_of_two_gpus():
+    case = "distributed/products x 0.3/cuda"
+    rows = {row["metric"]: row["p50"] for row in read_rows(RESULTS / "distributed_h200.json")
+            if row["case"] == f"{case}/2"}  # fmt: skip
+    found = find_committed("h200", case, (2,),
+                           segment_seconds={2: [rows["NCCL's all-to-all of 256 KiB a pair"] / 1e6]},
+                           segment_rate={2: [1e9 * rows["NCCL's all-to-all of 16 MiB a pair"]]})  # fmt: skip
+
+    (ratio,) = compare(found)
+
+    assert abs(ratio - 1) <= 0.2
+
+
 def test_the_model_takes_the_rates_of_captured_exchanges():
     found = {1: {"edges": [1e9], "seconds": 2e-4, "shared_seconds": 3e-4, "spread": 0.0},
              2: {"edges": [1e9], "seconds": 1e-3, "row_bytes": 5e7, "other_bytes": 0, "empty": [1.0],
