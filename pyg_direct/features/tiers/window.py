@@ -6,8 +6,8 @@ rows. So nearly all of the memory holds one window. Rows that a later batch clai
 rule (IBM Systems Journal 5(2), 1966) for all batches that are known; among the others the rows claimed last stay.
 
 If the memory holds all rows, none is given up. Once batches have asked for half of them, the others are read too, in
-order: before the window is ready if they lie between its rows, and after it otherwise. Kernels then read the table as
-one in memory, and batches need no plan.
+order. Batches wait for these only if they lie between rows of the window. Kernels then read the table as one in memory,
+and batches need no plan.
 """
 
 from __future__ import annotations
