@@ -13,9 +13,10 @@ from torch_geometric.data import Data
 from benchmarks.distributed.clients import measure_clients
 from benchmarks.distributed.clique import measure_clique
 from benchmarks.distributed.dist_accuracy import measure_dist_accuracy
-from benchmarks.distributed.exchange import measure_distributed
+from benchmarks.distributed.exchange import measure_distributed, measure_hosts
 from benchmarks.distributed.multi_gpu import measure_multi_gpu
 from benchmarks.distributed.partitioning import measure_cuts, measure_partitioning
+from benchmarks.distributed.train_parts import measure_training_in_parts
 from benchmarks.dynamic.dynamic_cases import DYNAMIC_CASES
 from benchmarks.features.disk import measure_disk_feature, measure_disk_rows, measure_disk_training
 from benchmarks.features.hot_rows import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
@@ -34,7 +35,7 @@ from benchmarks.loader.host_memory import measure_host_memory
 from benchmarks.loader.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from benchmarks.loader.peers import measure_samplers_on_cpu, measure_samplers_on_gpu, measure_tables
 from benchmarks.loader.power import measure_training
-from benchmarks.loader.python_time import measure_python_time
+from benchmarks.loader.python_time import measure_option_times, measure_python_time
 from benchmarks.loader.sampling_growth import measure_growth, measure_papers
 from benchmarks.loader.sets_and_walks import measure_sets, measure_walks
 from benchmarks.loader.small_graphs import measure_graph_training, measure_small_graphs
@@ -231,6 +232,11 @@ def hetero(scale: float) -> Iterator[Row]:
     yield from measure_times(scale, PEER_WORKERS if on_gpu else (0, 2))
     graph = synthetic_graph("products", scale=scale / 4, topology_only=True, device=resolve_device(None)).to("cpu")
     yield from measure_links(graph.to_data(), _name(scale / 4))
+
+
+def loader_python(scale: float) -> Iterator[Row]:
+    """Measure the host's time for a batch by each option of the loaders, on an eighth of a graph like ogbn-mag."""
+    yield from measure_option_times(make_mag(scale / 8, torch.device("cpu"), num_features=64))
 
 
 def sets_and_walks(scale: float) -> Iterator[Row]:
@@ -439,6 +445,8 @@ def distributed(scale: float) -> Iterator[Row]:
     graph = synthetic_graph("products", scale=scale, device="cuda" if num_gpus else "cpu").to("cpu")
     if num_gpus > 1:
         yield from measure_distributed(graph, _name(scale), "cuda", [n for n in (1, 2, 4) if n <= num_gpus])
+        yield from measure_hosts(graph, _name(scale), [n for n in (2, 4) if n <= num_gpus])
+        yield from measure_training_in_parts(graph, _name(scale), "cuda", [n for n in (2, 4) if n <= num_gpus])
     # Four processes even with fewer cores; the model takes this into account.
     yield from measure_distributed(graph, _name(scale), "cpu", [1, 2, 4])
     yield from measure_sharded(graph, _name(scale), "cpu", 4 if (os.cpu_count() or 1) >= 4 else 2)
@@ -468,6 +476,7 @@ SHORT_CASES: dict[str, Case] = {
     "aggregate": aggregate,
     "models": models,
     "hetero": hetero,
+    "loader_python": loader_python,
     "small_graphs": small_graphs,
     "small_graph_training": small_graph_training,
     "sets_and_walks": sets_and_walks,

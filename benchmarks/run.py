@@ -43,11 +43,11 @@ def main(
         return
     machine = Machine()
     for name, file in _choose_files(names or list(SHORT_CASES), scale, out, machine.name).items():
-        rows = []
         try:
             for row in CASES[name](scale):
                 print(row, flush=True)
-                rows.append(row)
+                # At once: a case that is ended early keeps what it has measured.
+                save_rows(file, [row], machine)
         except DeviceError as error:
             sentence = f"{name} is measured on a GPU: {error}"
             if names:
@@ -55,10 +55,6 @@ def main(
             # With all cases, continue with those that this machine can measure.
             print(sentence, file=sys.stderr, flush=True)
             continue
-        finally:
-            # Also after Ctrl-C.
-            if rows:
-                save_rows(file, rows, machine)
         _draw(file)
 
 

@@ -27,15 +27,17 @@ extern "C" __device__ int dot_head_16(int *, u64 to, u64 grad, u64 out, int lane
     return 0;
 }
 
-// Addresses of attention of several relations. Part k of a type has sizes[k] targets, from starts[k] on, of relation
-// relations[k]; target t has edges [ends[t], ends[t + 1]).
+// Attention of several relations, for one piece of rows. Part k of a type has sizes[k] targets, from starts[k] on, of
+// relation relations[k]; the three numbers of all `num_relations` parts lie at `parts`, one after the other. Target t has
+// edges [ends[t], ends[t + 1]). Arrays keep their first addresses, which take no registers.
 struct Parts {
     const float *by_target, *vectors;
     const int *ends, *row;
-    const long long *starts, *sizes, *relations;
+    const long long *parts;
+    const uint4 *x;
     float *alpha;
-    int num_edges;
-    unsigned heads, pieces;
+    int num_relations, num_edges;
+    unsigned heads, pieces, head, piece;
     float slope;
 };
 
@@ -48,29 +50,29 @@ struct Span {
 // Edges of the target of part k that belongs to row `line`.
 __device__ __forceinline__ Span find_span(const Parts &parts, int k, int line)
 {
-    if (line >= (int)parts.sizes[k]) return {0, 0, 0};
-    const unsigned target = (unsigned)parts.starts[k] + line;
+    if (line >= (int)parts.parts[2 * parts.num_relations + k]) return {0, 0, 0};
+    const unsigned target = (unsigned)parts.parts[parts.num_relations + k] + line;
     return {target, min(parts.ends[target], parts.num_edges), min(parts.ends[target + 1], parts.num_edges)};
 }
 
 // Adds the attention of a target to `result`, and writes the weights of its edges: their sign bit is set if the score is
 // not above zero. A score is bend(x[source] . vector + by_target[target]). Each row is read once, as in attend.cu.
 template <class Kind>
-__device__ __forceinline__ void attend_span(float *result, const Parts &parts, Span span, const uint4 *x,
-                                            const float *vector, Group group)
+__device__ __forceinline__ void attend_span(float *result, const Parts &parts, Span span, unsigned relation,
+                                            Group group)
 {
     const int ROWS = 2, items = Kind::items;
-    const float own = parts.by_target[span.target * parts.heads];
+    const float own = parts.by_target[span.target * parts.heads + parts.head];
     // Each thread has the score of one of the first edges, and memory those of the others.
     const int mine_at = span.first + group.lane;
     float direction[items], total[items] = {}, best = LEAST, sum = 0.0f, mine = 0.0f;
-    load_fp32<items>(vector, direction);
+    load_fp32<items>(parts.vectors + (u64)(relation * parts.pieces + parts.piece) * items, direction);
     for (int e = span.first; e < span.last; e += ROWS) {
         uint4 raw[ROWS];
         float score[ROWS], largest = best;
 #pragma unroll
         for (int u = 0; u < ROWS; ++u)
-            if (e + u < span.last) raw[u] = x[(u64)(unsigned)parts.row[e + u] * parts.pieces];
+            if (e + u < span.last) raw[u] = parts.x[(u64)(unsigned)parts.row[e + u] * parts.pieces + parts.piece];
 #pragma unroll
         for (int u = 0; u < ROWS; ++u) {
             score[u] = NO_SCORE;
@@ -82,7 +84,7 @@ __device__ __forceinline__ void attend_span(float *result, const Parts &parts, S
                 product = group.sum(product) + own;
                 if (e + u == mine_at) mine = product;
                 else if (e + u >= span.first + group.lanes && parts.alpha != nullptr && group.lane == 0)
-                    parts.alpha[(unsigned)(e + u) * parts.heads] = product;
+                    parts.alpha[(unsigned)(e + u) * parts.heads + parts.head] = product;
                 score[u] = bend(product, parts.slope);
                 largest = fmaxf(largest, score[u]);
             }
@@ -108,7 +110,7 @@ __device__ __forceinline__ void attend_span(float *result, const Parts &parts, S
     if (parts.alpha != nullptr) {
         if (span.last - span.first > group.lanes) __syncwarp(group.mask);
         for (int e = mine_at; e < span.last; e += group.lanes) {
-            float *at = parts.alpha + (unsigned)e * parts.heads;
+            float *at = parts.alpha + ((unsigned)e * parts.heads + parts.head);
             const float score = e == mine_at ? mine : *at, weight = __expf(bend(score, parts.slope) - best) * scale;
             *at = score > 0.0f ? weight : -weight;
         }
@@ -118,13 +120,14 @@ __device__ __forceinline__ void attend_span(float *result, const Parts &parts, S
 }
 
 template <class Kind>
-__device__ __forceinline__ void attend_lines(u64 to, const Parts &parts, const uint4 *x, const float *bias,
-                                             int first_part, int last_part, int line, int count, int kept, Group group)
+__device__ __forceinline__ void attend_lines(u64 totals, const Parts &parts, u64 bias, int first_part, int last_part,
+                                             unsigned first, int line, int end, int kept, int type, Group group)
 {
     const int items = Kind::items;
-    for (const int end = line + count; line < end; ++line) {
+    for (; line < end; ++line) {
         float result[items] = {};
-        if (bias != nullptr) load_fp32<items>(bias, result);
+        if (bias != 0)
+            load_fp32<items>((const float *)bias + (u64)((unsigned)type * parts.pieces + parts.piece) * items, result);
         if (line < kept && first_part < last_part) {
             // The next part's edges are found while rows of this one are on their way.
             Span next = find_span(parts, first_part, line);
@@ -132,35 +135,32 @@ __device__ __forceinline__ void attend_lines(u64 to, const Parts &parts, const u
                 const Span span = next;
                 if (k + 1 < last_part) next = find_span(parts, k + 1, line);
                 if (span.first < span.last)
-                    attend_span<Kind>(result, parts, span, x,
-                                      parts.vectors + (u64)parts.relations[k] * parts.pieces * items, group);
+                    attend_span<Kind>(result, parts, span, (unsigned)parts.parts[k], group);
             }
         }
-        store_fp32<items>(to + (u64)(unsigned)line * parts.pieces * items * 4, 0, result);
+        store_fp32<items>(totals + ((u64)(first + (unsigned)line) * parts.pieces + parts.piece) * (items * 4), 0,
+                          result);
     }
 }
 
-// One piece of the sums of `count` rows of a type from row `line` on, fp32: of each part in [first_part, last_part), the
-// attention of the row's target, added up, and a row of biases unless its address is zero. Rows from `kept` on have no
-// targets. `to`, `x`, `vectors` and `bias` are addresses of the piece, of the type's first row, row 0 or relation 0.
-// `alpha`, which may be zero, and `by_target` are addresses of the head's first number. Kind 0 is fp32, 1 fp16, 2
-// bfloat16.
-extern "C" __device__ int attend_lines_16(int *, u64 to, u64 alpha, u64 x, u64 by_target, u64 vectors, u64 bias,
-                                          u64 ends, u64 row, u64 starts, u64 sizes, u64 relations,
-                                          long long first_part, long long last_part, long long line, long long count,
-                                          long long kept, long long num_edges, int heads, int pieces, int lane,
+// One piece of the sums of rows [line, end) of a type, fp32: of each part in [first_part, last_part), the attention of
+// the row's target, added up, and the type's row of `bias` unless this address is zero. The type's rows begin at row
+// `first` of `totals`; those from `kept` on have no targets. `alpha` may be zero. Kind 0 is fp32, 1 fp16, 2 bfloat16.
+extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u64 by_target, u64 vectors, u64 bias,
+                                          u64 ends, u64 row, u64 parts_at, int num_relations, int first_part,
+                                          int last_part, int first, int line, int end, int kept, int type,
+                                          int num_edges, int heads, int pieces, int head, int piece, int lane,
                                           int lanes, unsigned mask, float slope, int kind)
 {
     const Group group = {lane, lanes, mask};
     const Parts parts = {
         reinterpret_cast<const float *>(by_target), reinterpret_cast<const float *>(vectors),
         reinterpret_cast<const int *>(ends), reinterpret_cast<const int *>(row),
-        reinterpret_cast<const long long *>(starts), reinterpret_cast<const long long *>(sizes),
-        reinterpret_cast<const long long *>(relations), reinterpret_cast<float *>(alpha),
-        (int)num_edges, (unsigned)heads, (unsigned)pieces, slope};
+        reinterpret_cast<const long long *>(parts_at), reinterpret_cast<const uint4 *>(x),
+        reinterpret_cast<float *>(alpha), num_relations, num_edges, (unsigned)heads, (unsigned)pieces, (unsigned)head,
+        (unsigned)piece, slope};
 #define ATTEND(Kind)                                                                                                 \
-    attend_lines<Kind>(to, parts, reinterpret_cast<const uint4 *>(x), reinterpret_cast<const float *>(bias),         \
-                       (int)first_part, (int)last_part, (int)line, (int)count, (int)kept, group)
+    attend_lines<Kind>(totals, parts, bias, first_part, last_part, (unsigned)first, line, end, kept, type, group)
     if (kind == 0) ATTEND(Float32);
     else if (kind == 1) ATTEND(Float16);
     else ATTEND(Bfloat16);
@@ -169,63 +169,73 @@ extern "C" __device__ int attend_lines_16(int *, u64 to, u64 alpha, u64 x, u64 b
 }
 
 template <class Kind>
-__device__ __forceinline__ void pull_scores(float *to_edges, float *to_target, const float *alpha, const uint4 *x,
-                                            const uint4 *grad, const int *row, int first, int last, unsigned heads,
-                                            unsigned pieces, Group group, float slope)
+__device__ __forceinline__ void pull_scores(float *to_edges, float *to_targets, const float *alpha, const uint4 *x,
+                                            const uint4 *grad, const int *ends, const int *row, int num_edges,
+                                            int target, int end, int shift, unsigned heads, unsigned pieces,
+                                            unsigned head, unsigned piece, Group group, float slope)
 {
-    const int ROWS = 2, mine_at = first + group.lane;
-    float pulled[Kind::items], total = 0.0f, sum = 0.0f, mine = 0.0f;
-    unpack(Kind(), *grad, pulled);
-    for (int e = first; e < last; e += ROWS) {
-        uint4 raw[ROWS];
-        float weight[ROWS];
+    // Rows on their way while those before them are multiplied. Targets have few edges: the next ones' are read too.
+    const int AHEAD = 2, last = min(ends[end], num_edges);
+    int i = min(ends[target], num_edges), next = min(ends[target + 1], num_edges);
+    float weight[AHEAD];
+    uint4 raw[AHEAD], own = grad[(u64)(unsigned)(target + shift) * pieces + piece];
+    auto read = [&](int u, int place) {
+        if (place >= last) return;
+        raw[u] = x[(u64)(unsigned)row[place] * pieces + piece];
+        weight[u] = fabsf(alpha[(unsigned)place * heads + head]);
+    };
 #pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            if (e + u < last) {
-                raw[u] = x[(u64)(unsigned)row[e + u] * pieces];
-                weight[u] = fabsf(alpha[(unsigned)(e + u) * heads]);
-            }
+    for (int u = 0; u < AHEAD; ++u) read(u, i + u);
+    for (; target < end; ++target) {
+        const int first = i, stop = next, mine_at = first + group.lane;
+        float pulled[Kind::items], total = 0.0f, sum = 0.0f, mine = 0.0f;
+        unpack(Kind(), own, pulled);
+        if (target + 1 < end) {
+            next = min(ends[target + 2], num_edges);
+            own = grad[(u64)(unsigned)(target + 1 + shift) * pieces + piece];
         }
+        for (; i < stop; ++i) {
+            float value[Kind::items], product = 0.0f;
+            const float factor = weight[0];
+            unpack(Kind(), raw[0], value);
 #pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            if (e + u < last) {
-                float value[Kind::items], product = 0.0f;
-                unpack(Kind(), raw[u], value);
+            for (int u = 0; u + 1 < AHEAD; ++u) raw[u] = raw[u + 1], weight[u] = weight[u + 1];
+            read(AHEAD - 1, i + AHEAD);
 #pragma unroll
-                for (int i = 0; i < Kind::items; ++i) product += value[i] * pulled[i];
-                product = group.sum(product);
-                total += weight[u] * product;
-                if (e + u == mine_at) mine = product;
-                else if (e + u >= first + group.lanes && group.lane == 0) to_edges[(unsigned)(e + u) * heads] = product;
-            }
+            for (int k = 0; k < Kind::items; ++k) product += value[k] * pulled[k];
+            product = group.sum(product);
+            total += factor * product;
+            if (i == mine_at) mine = product;
+            else if (i >= first + group.lanes && group.lane == 0) to_edges[(unsigned)i * heads + head] = product;
         }
+        if (stop - first > group.lanes) __syncwarp(group.mask);
+        for (int e = mine_at; e < stop; e += group.lanes) {
+            float *at = to_edges + ((unsigned)e * heads + head);
+            const float factor = alpha[(unsigned)e * heads + head];
+            float share = fabsf(factor) * ((e == mine_at ? mine : *at) - total);
+            // The score was not above zero.
+            if (__float_as_uint(factor) >> 31) share *= slope;
+            *at = share, sum += share;
+        }
+        sum = group.sum(sum);
+        if (group.lane == 0) to_targets[(unsigned)target * heads + head] = sum;
     }
-    if (last - first > group.lanes) __syncwarp(group.mask);
-    for (int e = mine_at; e < last; e += group.lanes) {
-        float *at = to_edges + (unsigned)e * heads;
-        const float weight = alpha[(unsigned)e * heads];
-        float share = fabsf(weight) * ((e == mine_at ? mine : *at) - total);
-        // The score was not above zero.
-        if (__float_as_uint(weight) >> 31) share *= slope;
-        *at = share, sum += share;
-    }
-    sum = group.sum(sum);
-    if (group.lane == 0) *to_target = sum;
 }
 
-// Gradients of the scores of a target's edges [first, last) before `bend`, in `to_edges`, and their sum. `x` and `grad`
-// are addresses of the piece, of row 0 and of the target's gradient; `alpha` has the weights of `attend_span`, and
-// these, `to_edges` and `to_target` are addresses of the head's number.
-extern "C" __device__ int pull_scores_16(int *, u64 to_edges, u64 to_target, u64 alpha, u64 x, u64 grad, u64 row,
-                                         long long first, long long last, int heads, int pieces, int lane, int lanes,
-                                         unsigned mask, float slope, int kind)
+// Gradients of the scores of the edges of targets [target, end) of one relation before `bend`, in `to_edges`, and their
+// sums by target. Target t has edges [ends[t], ends[t + 1]) and row t + shift of `grad`. All addresses are first ones;
+// `alpha` has the weights of `attend_lines_16`.
+extern "C" __device__ int pull_scores_16(int *, u64 to_edges, u64 to_targets, u64 alpha, u64 x, u64 grad, u64 ends,
+                                         u64 row, int num_edges, int target, int end, int shift, int heads, int pieces,
+                                         int head, int piece, int lane, int lanes, unsigned mask, float slope, int kind)
 {
     const Group group = {lane, lanes, mask};
 #define PULL(Kind)                                                                                                   \
-    pull_scores<Kind>(reinterpret_cast<float *>(to_edges), reinterpret_cast<float *>(to_target),                     \
+    pull_scores<Kind>(reinterpret_cast<float *>(to_edges), reinterpret_cast<float *>(to_targets),                    \
                       reinterpret_cast<const float *>(alpha), reinterpret_cast<const uint4 *>(x),                    \
-                      reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(row), (int)first,         \
-                      (int)last, (unsigned)heads, (unsigned)pieces, group, slope)
+                      reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(ends),                    \
+                      reinterpret_cast<const int *>(row), num_edges, target, end, shift, (unsigned)heads,            \
+                      (unsigned)pieces, (unsigned)head, (unsigned)piece, group, slope)
     if (kind == 0) PULL(Float32);
     else if (kind == 1) PULL(Float16);
     else PULL(Bfloat16);
@@ -283,6 +293,76 @@ extern "C" __device__ int pull_row_16(int *, u64 to, int to_kind, u64 grad, u64 
                    reinterpret_cast<const int *>(edge), reinterpret_cast<const float *>(alpha),                      \
                    reinterpret_cast<const float *>(shares), reinterpret_cast<const float *>(vector), (int)first,     \
                    (int)last, (int)shift, (unsigned)heads, (unsigned)pieces)
+    if (kind == 0) PULL(Float32);
+    else if (kind == 1) PULL(Float16);
+    else PULL(Bfloat16);
+#undef PULL
+    return 0;
+}
+
+template <class Kind>
+__device__ __forceinline__ void pull_rows(u64 to, const uint4 *grad, const int *indptr, const int *target,
+                                          const int *edge, const float *alpha, const float *shares,
+                                          const float *vector, int num_edges, int source, int end, int shift, int most,
+                                          unsigned heads, unsigned pieces, unsigned head, unsigned piece)
+{
+    // Rows on their way while those before them are added up. Sources have few edges: the next ones' are read too.
+    const int AHEAD = 2, last = min(indptr[end], num_edges);
+    int i = min(indptr[source], num_edges), next = min(indptr[source + 1], num_edges);
+    float direction[Kind::items], weight[AHEAD], share[AHEAD];
+    uint4 raw[AHEAD];
+    load_fp32<Kind::items>(vector + (u64)piece * Kind::items, direction);
+    auto read = [&](int u, int place) {
+        if (place >= last) return;
+        const unsigned at = (unsigned)edge[place] * heads + head;
+        raw[u] = grad[(u64)((unsigned)target[place] + (unsigned)shift) * pieces + piece];
+        weight[u] = fabsf(alpha[at]), share[u] = shares[at];
+    };
+#pragma unroll
+    for (int u = 0; u < AHEAD; ++u) read(u, i + u);
+    for (; source < end; ++source) {
+        const int stop = next;
+        if (source + 1 < end) next = min(indptr[source + 2], num_edges);
+        if (stop - i > most) {
+            // Slices of it are added up elsewhere.
+            i = stop;
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) read(u, i + u);
+            continue;
+        }
+        float result[Kind::items] = {}, along = 0.0f;
+        for (; i < stop; ++i) {
+            float value[Kind::items];
+            const float factor = weight[0];
+            unpack(Kind(), raw[0], value);
+            along += share[0];
+#pragma unroll
+            for (int u = 0; u + 1 < AHEAD; ++u) raw[u] = raw[u + 1], weight[u] = weight[u + 1], share[u] = share[u + 1];
+            read(AHEAD - 1, i + AHEAD);
+#pragma unroll
+            for (int k = 0; k < Kind::items; ++k) result[k] += factor * value[k];
+        }
+#pragma unroll
+        for (int k = 0; k < Kind::items; ++k) result[k] += along * direction[k];
+        const u64 at = to + ((u64)(unsigned)source * pieces + piece) * 16;
+        if constexpr (Kind::items == 4) store_fp32<4>(at, 0, result);
+        else store(Kind(), at, 0, result);
+    }
+}
+
+// Gradients of a piece of the rows of sources [source, end) of one relation, as of `pull_row_16`; but for rows of more
+// than `most` edges, which are left out. All addresses are first ones: of arrays, of row 0 of `grad`, which row
+// target[i] + shift follows, of the relation's `vector` and of row 0 of `to`.
+extern "C" __device__ int pull_rows_16(int *, u64 to, u64 grad, u64 indptr, u64 target, u64 edge, u64 alpha, u64 shares,
+                                       u64 vector, int num_edges, int source, int end, int shift, int most, int heads,
+                                       int pieces, int head, int piece, int kind)
+{
+#define PULL(Kind)                                                                                                   \
+    pull_rows<Kind>(to, reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(indptr),                \
+                    reinterpret_cast<const int *>(target), reinterpret_cast<const int *>(edge),                      \
+                    reinterpret_cast<const float *>(alpha), reinterpret_cast<const float *>(shares),                 \
+                    reinterpret_cast<const float *>(vector), num_edges, source, end, shift, most, (unsigned)heads,   \
+                    (unsigned)pieces, (unsigned)head, (unsigned)piece)
     if (kind == 0) PULL(Float32);
     else if (kind == 1) PULL(Float16);
     else PULL(Bfloat16);

@@ -40,8 +40,12 @@ _MORE_BATCHES = {"cpu": 48, "cuda": 480}
 _BIG = 1 << 22
 # Bytes a pair of NCCL's exchanges, and runs of several of them.
 _SEGMENTS, _RUNS = (8, 1 << 18, 1 << 24), 5
+# File with the whole graph, for the loader that one process would use without parts.
+_WHOLE = "whole.pt"
 # Batches of foresight.
 _AHEAD = 16
+# With a host's name for each rank, NCCL exchanges over sockets as between hosts.
+_SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"}
 
 
 def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list[int]) -> Iterator[Row]:
@@ -62,8 +66,12 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         for count in counts:
             path = Path(folder) / str(count)
             partition_graph(path, graph.edge_index, count, num_nodes=graph.num_nodes, node_rows={"x": graph.x})
+            if count == 1:
+                torch.save({"x": graph.x, "edge_index": graph.edge_index}, Path(folder) / _WHOLE)
             found[count] = run_processes(_measure, count, device, str(path), graph.num_nodes, threads=threads)
     if 1 in found:
+        yield Row.of(f"distributed/{name}/{device}/1", "DistNeighborLoader over NeighborLoader, time of a batch", "x",
+                     found[1]["over_own"], note="one process with one part that has all; epochs in turns")  # fmt: skip
         yield Row.of(f"distributed/{name}/{device}/1", "batch grouped, packed and joined as by several", "ms",
                      [1e3 * found[1]["shared_seconds"]], 1e3 * found[1]["seconds"], "batch of one process")  # fmt: skip
     for count, result in found.items():
@@ -88,6 +96,8 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         yield Row.of(case, "ids and edges sent a batch", "KB", [result["other_bytes"] / 1e3])
         yield Row.of(case, "row bytes with copies of 20 %", "KB", [result["kept_bytes"] / 1e3],
                      result["least_bytes"] / 1e3, "distinct rows of other parts")  # fmt: skip
+        yield Row.of(case, "edges of all processes, copies of 20 %", "M/s", [v / 1e6 for v in result["kept_edges"]],
+                     median(result["edges"]) / 1e6, "without copies")  # fmt: skip
         if "planned_bytes" in result:
             yield from describe_ahead(result, case)
         yield Row.of(case, "loading hidden by prefetching", "%", [100 * result["hidden"]],
@@ -95,13 +105,9 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         yield Row.of(case, "exchange of nothing", "us", [1e6 * t for t in result["empty"]])
         yield Row.of(case, "exchange of 4 MiB with each", "GB/s", [v / 1e9 for v in result["bandwidth"]])
         if "segment_seconds" in result:
-            yield Row.of(case, "NCCL's all-to-all of 8 bytes a pair", "us", [1e6 * t for t in result["least_seconds"]],
-                         note="in a captured graph, as a batch has them")  # fmt: skip
-            yield Row.of(
-                case, "NCCL's all-to-all of 256 KiB a pair", "us", [1e6 * t for t in result["segment_seconds"]]
-            )
-            yield Row.of(case, "NCCL's all-to-all of 16 MiB a pair", "GB/s", [v / 1e9 for v in result["segment_rate"]],
-                         note="out of each GPU, without the time of a small one")  # fmt: skip
+            yield from _describe_segments(result, case)
+            if 1 in found:
+                yield _compare_with_rate(result, case, found[1]["seconds"])
     cut = measure_cut(graph.edge_index, graph.num_nodes, HOSTS[1:])
     yield from describe_cut(cut, name)
     if 1 in found and len(found) > 1:
@@ -109,6 +115,56 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
             found, f"distributed/{name}/{device}", cut=cut,
             crowding=lambda count: max(1.0, count * threads / cores) if device == "cpu" else 1.0,
             contention=lambda count: find_contention(found, count) if device == "cpu" else None)  # fmt: skip
+
+
+def _describe_segments(result: Mapping[str, Any], case: str) -> Iterator[Row]:
+    """Describe the result of `measure_segments`."""
+    yield Row.of(case, "NCCL's all-to-all of 8 bytes a pair", "us", [1e6 * t for t in result["least_seconds"]],
+                 note="in a captured graph, as a batch has them")  # fmt: skip
+    yield Row.of(case, "NCCL's all-to-all of 256 KiB a pair", "us", [1e6 * t for t in result["segment_seconds"]])
+    yield Row.of(case, "NCCL's all-to-all of 16 MiB a pair", "GB/s", [v / 1e9 for v in result["segment_rate"]],
+                 note="out of each GPU, without the time of a small one")  # fmt: skip
+
+
+def _compare_with_rate(result: Mapping[str, Any], case: str, alone: float = 0.0) -> Row:
+    """Compare a batch with its bytes at NCCL's rate, or with `alone` if that is longer: seconds of a batch of one GPU
+    that holds all.
+    """
+    sent = result["row_bytes"] + result["other_bytes"]
+    seconds = sent / median(result["segment_rate"])
+    limit = "its bytes at NCCL's rate" + (", or a batch of one GPU that holds all" if alone else "")
+    return Row.of(case, "batch over the least that it can take", "x", [result["seconds"] / max(seconds, alone)],
+                  1.0, limit, note=f"{sent / 1e6:.1f} MB out of each GPU")  # fmt: skip
+
+
+def measure_hosts(graph: NodeDataset, name: str, counts: Sequence[int]) -> Iterator[Row]:
+    """Measure GPUs of this host as hosts of their own, which exchange over sockets of the loopback.
+
+    Args:
+        graph, name: See `measure_distributed`.
+        counts: Numbers of hosts with a GPU each, above 1.
+    """
+    assert graph.x is not None
+    with tempfile.TemporaryDirectory() as folder:
+        for count in counts:
+            path, case = Path(folder) / str(count), f"distributed/{name}/sockets/{count}"
+            partition_graph(path, graph.edge_index, count, num_nodes=graph.num_nodes, node_rows={"x": graph.x})
+            result = run_processes(_measure_host, count, "cuda", str(path), graph.num_nodes)
+            yield Row.of(case, "edges of all processes", "M/s", [v / 1e6 for v in result["edges"]],
+                         note=f"{_SEEDS['cuda']} seeds a batch, {FANOUTS}; peer and shared memory off")  # fmt: skip
+            yield from _describe_segments(result, case)
+            yield _compare_with_rate(result, case)
+
+
+def _measure_host(rank: int, count: int, device: torch.device, folder: str, num_nodes: int) -> dict[str, Any]:
+    # NCCL reads them at its first exchange.
+    os.environ |= {"NCCL_HOSTID": str(rank), **_SOCKETS}
+    with DistGraph(folder, device=device, device_cache_size="100%", share_graph=False) as graph:
+        loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES["cpu"])
+        rates = [_run_epoch(graph, num_nodes, loader) for _ in range(4)][1:]
+        result = {"edges": [rate["edges"] for rate in rates], "seconds": median([rate["seconds"] for rate in rates])}
+        result |= {key: rates[-1][key] for key in ("row_bytes", "other_bytes")}
+        return result | measure_segments(graph.communicator)
 
 
 def _describe_whole(found: Mapping[int, Mapping[str, Any]], count: int, case: str) -> Iterator[Row]:
@@ -210,12 +266,17 @@ def _enter(rank: int, work: Any, count: int, device: str, folder: str, share: in
 
 
 class Itself:
-    """A `Transport` of the only rank, which exchanges with itself."""
+    """A `Transport` of the only rank, which exchanges with itself.
 
-    is_captured, beside = True, None
+    Args:
+        has_beside: True if rows travel beside the hops of the next batch, as those of several ranks.
+    """
 
-    def __init__(self, device: torch.device) -> None:
+    is_captured = True
+
+    def __init__(self, device: torch.device, *, has_beside: bool = True) -> None:
         self._device = device
+        self.beside = Itself(device, has_beside=False) if has_beside else None
 
     def exchange(self, to_send: torch.Tensor, received: torch.Tensor, stream: int) -> None:
         """Copy the segment."""
@@ -258,9 +319,10 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
         seconds = [rate["seconds"] for rate in rates]
         result["seconds"], result["spread"] = median(seconds), rates[-1]["spread"]
         if count == 1:
+            result["over_own"] = _measure_beside_own(graph, loader, Path(folder).parent / _WHOLE)
             # As in several processes, for the model of several.
             with _Exchanging(folder, device=device, device_cache_size="100%") as own:
-                loader = _make_loader(own, num_nodes, 2, 0, _MORE_BATCHES["cpu"])
+                loader = _make_loader(own, num_nodes, 2, 0, _MORE_BATCHES[device.type])
                 result["shared_seconds"] = median([_run_epoch(own, num_nodes, loader)["seconds"] for _ in range(4)][1:])
         if count > 1:
             result["hidden"] = _measure_hidden(graph, num_nodes)
@@ -269,9 +331,10 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
                 result |= measure_segments(graph.communicator)
     if count > 1:
         with DistGraph(folder, device=device, device_cache_size="100%", replicas="20%", share_graph=False) as graph:
-            # Groups of batches have their size from the second epoch on, as above. The host drives these hops.
-            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES["cpu"])
-            result["kept_bytes"] = [_run_epoch(graph, num_nodes, loader)["row_bytes"] for _ in range(2)][-1]
+            # Groups of batches have their size from the second epoch on, as above.
+            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES[device.type])
+            kept = [_run_epoch(graph, num_nodes, loader) for _ in range(3)][1:]
+            result |= {"kept_bytes": kept[-1]["row_bytes"], "kept_edges": [own["edges"] for own in kept]}
     if count > 1 and device.type == "cpu":
         result |= measure_ahead(rank, count, device, folder, num_nodes)
     with DistGraph(folder, device=device, device_cache_size="100%") as graph:
@@ -284,6 +347,21 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
             loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES[device.type])
             result["shared_edges"] = [_run_epoch(graph, num_nodes, loader)["edges"] for _ in range(4)][1:]
     return result
+
+
+def _measure_beside_own(graph: DistGraph, loader: DistNeighborLoader, file: Path) -> list[float]:
+    """Measure a loader of one part beside `NeighborLoader`, in turns: times of a batch over each other."""
+    data = Data(**torch.load(file, mmap=True))
+    own = NeighborLoader(data, FANOUTS, loader.input_data.node, batch_size=loader.batch_size, prefetch=2, seed=1,
+                         device=graph.device)  # fmt: skip
+    seconds = []
+    for turn in range(8):
+        begin = time.perf_counter()
+        for _ in own if turn % 2 else loader:
+            pass
+        _synchronize(graph)
+        seconds.append(time.perf_counter() - begin)
+    return [seconds[turn] / seconds[turn + 1] for turn in range(2, 8, 2)]
 
 
 def measure_ahead(rank: int, count: int, device: torch.device, folder: str, num_nodes: int) -> dict[str, float]:

@@ -5,11 +5,12 @@ owner, packs answers and joins them as several do, though it owns all nodes; a s
 in lockstep: a step takes the work of the largest batch, with batch sizes assumed to be normally distributed. An
 exchange is a header and a body; if GPUs capture it, it is one all-to-all of NCCL, whose time and rate are measured in
 the same run. Each takes a message to every other host, one after the other, and the bytes over one link, without
-competition between hosts. Bytes are measured with two processes, and scaled by the share of nodes on other hosts. This
-share is (P - 1) / P for a hash. For METIS it is measured with real batches around the nodes of one part. The model is
-compared with measurements of several processes on this host, over the link that `measure_distributed` found. There
-processes slow each other down: sampling and reading as much as those of processes that exchange nothing, all else by
-the share of the cores.
+competition between hosts. Rows of captured batches travel beside the hops of the next batch. So a batch takes the
+longer of the two: hops with their work, or rows. Bytes are measured with two processes, and scaled by the share of
+nodes on other hosts. This share is (P - 1) / P for a hash. For METIS it is measured with real batches around the nodes
+of one part. The model is compared with measurements of several processes on this host, over the link that
+`measure_distributed` found. There processes slow each other down: sampling and reading as much as those of processes
+that exchange nothing, all else by the share of the cores.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from pyg_direct.bench.result_row import Row
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # Exchanges of a group: two for each of three hops, two for rows, each with a header and a body; and one at the start.
 _MESSAGES = 2 * (2 * 3 + 2) + 1
-# Of a captured batch: two for each of three hops, ids, and rows.
-_CAPTURED_MESSAGES = 2 * 3 + 2
+# Of a captured batch: two for each of three hops; beside them ids of rows, and rows.
+_HOP_MESSAGES, _ROW_MESSAGES = 2 * 3, 2
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Load:
             `own_seconds`.
         group: Batches that an exchange makes.
         messages: Messages to each other host for a group.
+        beside_messages, beside_bytes: Messages and bytes that travel beside the work of the next batch, as
+            `messages` and `bytes_if_remote`.
     """
 
     own_seconds: float
@@ -63,6 +66,8 @@ class Load:
     shared_seconds: float | None = None
     group: float = 1.0
     messages: int = _MESSAGES
+    beside_messages: int = 0
+    beside_bytes: float = 0.0
 
 
 def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandwidth: float) -> float:
@@ -80,8 +85,12 @@ def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandw
     # Expected maximum of as many normally distributed sizes.
     largest = 1 + load.spread * math.sqrt(2 * math.log(hosts))
     own = load.own_seconds if load.shared_seconds is None else load.shared_seconds
-    messages = load.messages * (hosts - 1) / load.group
-    return largest * own + messages * message + remote * load.bytes_if_remote / bandwidth
+
+    def travel(messages: int, num_bytes: float) -> float:
+        return messages * (hosts - 1) / load.group * message + remote * num_bytes / bandwidth
+
+    return max(largest * own + travel(load.messages, load.bytes_if_remote),
+               travel(load.beside_messages, load.beside_bytes))  # fmt: skip
 
 
 def find_contention(found: Mapping[int, Mapping[str, Any]], count: int) -> float | None:
@@ -105,13 +114,15 @@ def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding
     measured = sorted(count for count in found if count > 1)
     first = found[measured[0]]
     # With a hash, a share (P - 1) / P of the nodes is remote.
-    sent = first["row_bytes"] + first["other_bytes"]
+    row_bytes, other_bytes = (first[key] * measured[0] / (measured[0] - 1) for key in ("row_bytes", "other_bytes"))
     own = found[1]["seconds"]
     shared = found[1].get("shared_seconds", own)
     is_captured = "segment_seconds" in first
-    load = Load(own, sent * measured[0] / (measured[0] - 1), median(found[1]["edges"]) * own, found[1]["spread"],
-                shared, 1.0 if is_captured else first.get("group", 1.0),
-                _CAPTURED_MESSAGES if is_captured else _MESSAGES)  # fmt: skip
+    load = Load(own, row_bytes + other_bytes, median(found[1]["edges"]) * own, found[1]["spread"], shared,
+                first.get("group", 1.0))  # fmt: skip
+    if is_captured:
+        load = replace(load, bytes_if_remote=other_bytes, group=1.0, messages=_HOP_MESSAGES,
+                       beside_messages=_ROW_MESSAGES, beside_bytes=row_bytes)  # fmt: skip
     for count in measured:
         result = found[count]
         slowdown = contention(count)

@@ -21,13 +21,15 @@ from pyg_direct.datasets.igbh import synthetic_igbh
 from pyg_direct.features.disk_rates import measure_disk
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.feature_store import FeatureStore
-from pyg_direct.features.row_files import RowFile, save_rows
+from pyg_direct.features.row_files import RowFile, save_pieces
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.runtime.cuda.device import resolve_device
 
 # Host memory for planned rows, as a share of all rows.
 _SHARE = 0.25
+# Rows that are written at a time.
+_ROWS_OF_PIECE = 1 << 16
 # Batches before a measurement, in which passes are recorded.
 _WARM_UP = 12
 
@@ -58,7 +60,7 @@ def measure_igbh_files(scale: float, name: str, *, batch_size: int = 512, batche
     # Any seeds of the graph, always the same.
     chosen = torch.randperm(len(seeds), generator=torch.Generator().manual_seed(0))[: batches * batch_size]
     seeds = seeds[chosen]
-    rows = {kind: data[kind].x.cpu() for kind in data.node_types}
+    rows = {kind: data[kind].x for kind in data.node_types}
     graph = HeteroData({kind: {"edge_index": data[kind].edge_index} for kind in data.edge_types})
     for kind in data.node_types:
         graph[kind].num_nodes = data[kind].num_nodes
@@ -89,8 +91,8 @@ def measure_igbh_files(scale: float, name: str, *, batch_size: int = 512, batche
     case = f"disk/{name}/R-GAT step, {batch_size} seeds"
     with tempfile.TemporaryDirectory(dir=folder) as place, ThreadPoolExecutor(1) as writer:
         written = writer.submit(_write_files, rows, place)
-        # A feature takes the memory of its tensor over, which is still being written.
-        in_memory = {kind: Feature().from_cpu_tensor(part.clone()) for kind, part in rows.items()}
+        # A feature takes the memory of its tensor over, and the rows of the device are still being written.
+        in_memory = {kind: Feature().from_cpu_tensor(part.to("cpu", copy=True)) for kind, part in rows.items()}
         loader = open_loader(in_memory, 0)
         for _, batch in zip(range(_WARM_UP), loader, strict=False):
             step(batch)
@@ -120,7 +122,11 @@ def measure_igbh_files(scale: float, name: str, *, batch_size: int = 512, batche
 
 
 def _write_files(rows: dict[str, Tensor], folder: str) -> dict[str, Path]:
-    return {kind: save_rows(Path(folder) / f"{kind}.safetensors", part) for kind, part in rows.items()}
+    """Write the rows of each type, which a GPU gives piece by piece."""
+    files = {kind: Path(folder) / f"{kind}.safetensors" for kind in rows}
+    for kind, part in rows.items():
+        save_pieces(files[kind], part, (piece.cpu() for piece in part.split(_ROWS_OF_PIECE)), is_shown=False)
+    return files
 
 
 def _tell(loader: NeighborLoader) -> str:

@@ -11,9 +11,10 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -44,8 +45,10 @@ from pyg_direct.sampler.graph_store import GraphStore
 
 _FANOUTS = [10, 5]
 # Memory for planned rows, as shares of the table. The smallest is the memory left for a table 8 times as large.
-_SHARES = (1.0, 0.25, 0.125)
+_SHARES = (0.125, 0.25, 1.0)
 _LEFT = 0.125
+# Parts of the measurement.
+PARTS = ("reads", "lists", "epochs", "inference")
 # Rows that are packed by `order_by_reads` for the epoch that is measured.
 _BY_READS = "ordered"
 _FEW_BATCHES = 16
@@ -58,24 +61,34 @@ _LOOK = 0.002
 
 @dataclass
 class Files:
-    """A table in its own order and packed by hotness, and the neighbor lists of its graph.
+    """A table in its own order and in others, and the neighbor lists of its graph.
 
     Attributes:
+        packed: The table in the order of hotness; None if no part of a measurement reads it.
+        lists: Likewise; empty then.
         most_kept: Largest share of a file that the system kept in memory although it was told to drop it.
         ordered: The table in the order of the reads of an epoch; None if there is none yet.
     """
 
     plain: Path
-    packed: Path
-    lists: list[Path]
+    packed: Path | None = None
+    lists: Sequence[Path] = ()
     most_kept: float = 0.0
     ordered: Path | None = None
+
+    def path_of(self, order: str) -> Path:
+        """Return the file of the table in an order: "plain", "packed" or "ordered"."""
+        path = {"plain": self.plain, "packed": self.packed, _BY_READS: self.ordered}[order]
+        assert path is not None
+        return path
 
     def forget(self) -> None:
         """Drop the system's cache of all files."""
         # Maps of earlier features would keep their pages.
         gc.collect()
-        for path in (self.plain, self.packed, *self.lists, *([] if self.ordered is None else [self.ordered])):
+        for path in (self.plain, self.packed, *self.lists, self.ordered):
+            if path is None:
+                continue
             file = RowFile(path)
             forget(file)
             count = file.layout.shape[0]
@@ -83,22 +96,22 @@ class Files:
             self.most_kept = max(self.most_kept, sum(file.is_cached([row]) for row in probes) / len(probes))
 
 
-def write_files(data: Data, train_idx: Tensor, batch_size: int, folder: str | Path) -> Files:
-    """Write the files of a graph to a folder."""
-    topology = CSRTopo(data.edge_index, num_nodes=data.num_nodes)
-    scores = expected_reads(topology.indptr, topology.indices, train_idx, _FANOUTS, batch_size)
-    plain = save_rows(Path(folder) / "x.npy", data.x)
-    packed = pack_rows(plain, Path(folder) / "packed.safetensors", scores.cpu().argsort(descending=True, stable=True))
-    lists = [save_rows(Path(folder) / f"{name}.npy", getattr(topology, name).cpu())
-             for name in ("indptr", "indices", "eid")]  # fmt: skip
-    return Files(plain, packed, lists)
-
-
 class Seeds(NamedTuple):
     """Nodes to train on, and how many a batch has."""
 
     nodes: Tensor
     batch_size: int
+
+
+def add_files(files: Files, topology: CSRTopo, seeds: Seeds, parts: Collection[str]) -> None:
+    """Write the files that parts of the measurement need beside the table in its own order."""
+    if "reads" in parts or "epochs" in parts:
+        scores = expected_reads(topology.indptr, topology.indices, seeds.nodes, _FANOUTS, seeds.batch_size)
+        files.packed = pack_rows(files.plain, files.plain.with_name("packed.safetensors"),
+                                 scores.cpu().argsort(descending=True, stable=True))  # fmt: skip
+    if "lists" in parts:
+        files.lists = [save_rows(files.plain.with_name(f"{name}.npy"), getattr(topology, name).cpu())
+                       for name in ("indptr", "indices", "eid")]  # fmt: skip
 
 
 def open_loader(rows: Any, graph: Any, seeds: Seeds, ahead: int | str | None) -> NeighborLoader:
@@ -112,9 +125,10 @@ def open_loader(rows: Any, graph: Any, seeds: Seeds, ahead: int | str | None) ->
 
 def measure_larger_than_memory(data: Data, train_idx: Tensor, num_classes: int, name: str, batch_size: int,
                                num_rows_held: int, folder: str | None = None, *,
-                               parts: Collection[str] = ("reads", "lists", "epochs", "inference")
-                               ) -> Iterator[Row]:  # fmt: skip
+                               parts: Collection[str] = PARTS) -> Iterator[Row]:  # fmt: skip
     """Measure pages that are read for planned batches, epochs, inference and lists, and the memory that is held.
+
+    Rows come as soon as they are measured, what users get by default first.
 
     Args:
         parts: What is measured: "reads" of windows, neighbor "lists" with the memory of rows, "epochs" or "inference".
@@ -124,20 +138,24 @@ def measure_larger_than_memory(data: Data, train_idx: Tensor, num_classes: int, 
     assert data.x is not None
     with tempfile.TemporaryDirectory(dir=folder) as place:
         seeds, case = Seeds(train_idx, min(batch_size, len(train_idx))), f"disk/{name}/larger than memory"
-        files = write_files(data, *seeds, place)
-        graph = Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
+        files = Files(save_rows(Path(place) / "x.npy", data.x))
         yield from _measure_disk(files, case)
+        if "inference" in parts:
+            yield from _measure_inference(files, data, num_classes, case)
+        if set(parts) != {"inference"}:
+            # Loaders share the lists, which are sorted once.
+            topology = CSRTopo(data.edge_index, num_nodes=data.num_nodes)
+            add_files(files, topology, seeds, parts)
+            graph = GraphStore(topology)
         if "reads" in parts:
             yield from _measure_pages(files, graph, seeds, case)
         if "lists" in parts:
-            yield from _measure_lists(files, graph, seeds, case)
+            yield from _measure_lists(files, topology, seeds, case)
             yield measure_host_memory(num_rows_held, case, place)
         # A CPU trains on some of the nodes, which take as long as all of the other measurements.
         some = seeds if torch.cuda.is_available() else Seeds(train_idx[: _FEW_BATCHES * seeds.batch_size], seeds[1])
         if "epochs" in parts:
             yield from _measure_epochs(files, data, graph, some, num_classes, case)
-        if "inference" in parts:
-            yield from _measure_inference(files, data, graph, num_classes, case)
         yield Row.of(case, "pages that stayed in the page cache, at most", "%", [100 * files.most_kept])
 
 
@@ -181,26 +199,26 @@ def _size_of(path: Path, share: float) -> str:
     return f"{int(share * RowFile(path).layout.num_bytes)}B"
 
 
-def _measure_pages(files: Files, graph: Data, seeds: Seeds, case: str) -> Iterator[Row]:
+def _measure_pages(files: Files, graph: GraphStore, seeds: Seeds, case: str) -> Iterator[Row]:
     """Measure the bytes that are read over the bytes of the rows of each window, in one epoch."""
     for room, leaves in _find_rooms().items():
         # With memory of a GPU, windows hold the same rows for any share of the host.
-        shares = _SHARES if room or len(_find_rooms()) == 1 else _SHARES[-1:]
-        ways = [(order, share) for order in ("plain", "packed") for share in shares]
+        shares = _SHARES if room or len(_find_rooms()) == 1 else _SHARES[:1]
         with leaves():
-            # With memory for all rows, no order reads fewer pages.
-            for order, share in ways + [(_BY_READS, share) for share in shares if share < 1]:
-                yield from _measure_way(files, graph, seeds, case, order, share, room)
+            for share in shares:
+                # With memory for all rows, no order reads fewer pages.
+                for order in ("plain", "packed", *([_BY_READS] if share < 1 else [])):
+                    yield from _measure_way(files, graph, seeds, case, order, share, room)
 
 
-def _measure_way(files: Files, graph: Data, seeds: Seeds, case: str, order: str, share: float, room: str
+def _measure_way(files: Files, graph: GraphStore, seeds: Seeds, case: str, order: str, share: float, room: str
                  ) -> Iterator[Row]:  # fmt: skip
     """Measure the bytes that are read in an epoch over a file in some order."""
-    path = files.plain if order == "plain" else files.packed
     if order == _BY_READS:
-        path, *seconds_before = _pack_for_epoch(files, graph, seeds, share)
+        seconds_before = _pack_for_epoch(files, graph, seeds, share)
         for what, took in zip(("order", "packing"), seconds_before, strict=True):
             yield Row.of(case, f"{what} of rows by the reads of an epoch, memory for {share:.1%}{room}", "s", [took])
+    path = files.path_of(order)
     # It replaces the one before, whose map would keep its pages.
     loader = open_loader(Feature().from_file(path), graph, seeds, _size_of(path, share))
     files.forget()
@@ -222,8 +240,8 @@ def _measure_way(files: Files, graph: Data, seeds: Seeds, case: str, order: str,
                  f"{reads.num_rows} rows read for {reads.num_asked}")  # fmt: skip
 
 
-def _pack_for_epoch(files: Files, graph: Data, seeds: Seeds, share: float) -> tuple[Path, float, float]:
-    """Pack the table for the first epoch of a loader; returns the file, and the seconds of its order and of packing."""
+def _pack_for_epoch(files: Files, graph: GraphStore, seeds: Seeds, share: float) -> tuple[float, float]:
+    """Pack the table for the first epoch of a loader; returns the seconds of its order and of packing."""
     rows, memory = Feature().from_file(files.plain), _size_of(files.plain, share)
     loader = open_loader(rows, graph, seeds, memory)
     begin = time.perf_counter()
@@ -238,7 +256,7 @@ def _pack_for_epoch(files: Files, graph: Data, seeds: Seeds, share: float) -> tu
     pack_rows(files.plain, target, order, memory=memory)
     packed = time.perf_counter() - begin
     files.ordered = target
-    return target, seconds, packed
+    return seconds, packed
 
 
 def _time(work: Callable[[], object], files: Files) -> float:
@@ -250,7 +268,7 @@ def _time(work: Callable[[], object], files: Files) -> float:
     return time.perf_counter() - begin
 
 
-def _measure_epochs(files: Files, data: Data, graph: Data, seeds: Seeds, num_classes: int, case: str
+def _measure_epochs(files: Files, data: Data, graph: GraphStore, seeds: Seeds, num_classes: int, case: str
                     ) -> Iterator[Row]:  # fmt: skip
     """Measure epochs of training with rows in files that are 8 times as large as the memory left for them."""
     device = resolve_device(None)
@@ -268,38 +286,36 @@ def _measure_epochs(files: Files, data: Data, graph: Data, seeds: Seeds, num_cla
         # A loader of its own: later epochs of one find rows in memory.
         if kind == "memory":
             return open_loader(in_memory, graph, seeds, 0)
-        path = paths[kind]
+        path = files.path_of(kind)
         return open_loader(Feature().from_file(path), graph, seeds, _size_of(path, _LEFT))
 
     in_memory = Feature().from_cpu_tensor(data.x.clone())
     run(open_epoch("memory"))
-    paths = {"plain": files.plain, "packed": files.packed, _BY_READS: _pack_for_epoch(files, graph, seeds, _LEFT)[0]}
-    rate = measure_disk(RowFile(files.plain)).in_order
-    seconds: dict[tuple[str, str], list[float]] = {("memory", ""): []}
-    notes: dict[tuple[str, str], str] = {}
-    for turn in range(_REPEATS):
-        for room, leaves in _find_rooms().items():
-            # Epochs that wait for the disk alone are long, and measured once.
-            for kind in () if room and turn > 0 else ("memory", *paths) if not room else tuple(paths):
-                with leaves():
-                    loader = open_epoch(kind)
-                    took = _time(lambda loader=loader: run(loader), files)  # type: ignore[misc]
-                seconds.setdefault((kind, room), []).append(took)
-                if kind != "memory":
-                    (reads,) = loader.tell().disk
-                    notes[kind, room] = (f"{reads.num_pages * reads.page_bytes / 1e9:.3f} GB read at "
-                                         f"{reads.rate / 1e9:.3f} GB/s; {_show_pass(files, rate)}")  # fmt: skip
-    in_host = seconds.pop(("memory", ""))
+    in_host = [_time(partial(run, open_epoch("memory")), files) for _ in range(_REPEATS)]
     yield Row.of(case, "epoch, rows in host memory", "s", in_host)
-    for (kind, room), times in seconds.items():
-        yield Row.of(case, f"epoch, {kind} rows in a file 8 times as large as the memory for them{room}", "s", times,
-                     median(in_host), "rows in host memory", notes[kind, room])  # fmt: skip
+    rate = measure_disk(RowFile(files.plain)).in_order
+    for room, leaves in _find_rooms().items():
+        for kind in ("plain", "packed", _BY_READS):
+            times = []
+            with leaves():
+                if kind == _BY_READS:
+                    _pack_for_epoch(files, graph, seeds, _LEFT)
+                # Epochs that wait for the disk alone are long, and measured once.
+                for _ in range(1 if room else _REPEATS):
+                    loader = open_epoch(kind)
+                    times.append(_time(partial(run, loader), files))
+            (reads,) = loader.tell().disk
+            yield Row.of(case, f"epoch, {kind} rows in a file 8 times as large as the memory for them{room}", "s",
+                         times, median(in_host), "rows in host memory",
+                         f"{reads.num_pages * reads.page_bytes / 1e9:.3f} GB read at {reads.rate / 1e9:.3f} GB/s; "
+                         f"{_show_pass(files, rate)}")  # fmt: skip
 
 
-def _measure_inference(files: Files, data: Data, graph: Data, num_classes: int, case: str) -> Iterator[Row]:
+def _measure_inference(files: Files, data: Data, num_classes: int, case: str) -> Iterator[Row]:
     """Measure layer-wise inference with rows in a file, and with the rows of layers in files too."""
     device = resolve_device(None)
     model = GraphSAGE(data.num_node_features, 256 if device.type == "cuda" else 32, 2, num_classes).to(device).eval()
+    graph = Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
     ahead, out = _size_of(files.plain, 0.25), files.plain.with_name("out.safetensors")
     ways: dict[str, Callable[[], object]] = {
         "rows in host memory": lambda: infer(model, graph, x=data.x),
@@ -308,23 +324,20 @@ def _measure_inference(files: Files, data: Data, graph: Data, num_classes: int, 
                                                   out=out),
     }  # fmt: skip
     ways["rows in host memory"]()
-    rate = measure_disk(RowFile(files.plain)).in_order
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for turn in range(_REPEATS):
-        for room, leaves in _find_rooms().items():
-            for way in () if room and turn > 0 else tuple(ways)[1:] if room else tuple(ways):
-                with leaves():
-                    seconds.setdefault((way, room), []).append(_time(ways[way], files))
-    in_host = seconds.pop(("rows in host memory", ""))
+    in_host = [_time(ways["rows in host memory"], files) for _ in range(_REPEATS)]
     yield Row.of(case, "infer, rows in host memory", "s", in_host)
-    for (way, room), times in seconds.items():
-        yield Row.of(case, f"infer, {way}, memory for 25.0%{room}", "s", times, median(in_host), "rows in host memory",
-                     _show_pass(files, rate))  # fmt: skip
+    rate = measure_disk(RowFile(files.plain)).in_order
+    for room, leaves in _find_rooms().items():
+        for way in tuple(ways)[1:]:
+            with leaves():
+                # Without memory of a GPU a table is read once for each batch; it is measured last, and once.
+                times = [_time(ways[way], files) for _ in range(1 if room else _REPEATS)]
+            yield Row.of(case, f"infer, {way}, memory for 25.0%{room}", "s", times, median(in_host),
+                         "rows in host memory", _show_pass(files, rate))  # fmt: skip
 
 
-def _measure_lists(files: Files, graph: Data, seeds: Seeds, case: str) -> Iterator[Row]:
+def _measure_lists(files: Files, topology: CSRTopo, seeds: Seeds, case: str) -> Iterator[Row]:
     """Measure epochs with neighbor lists in a file, of which an eighth fits the memory left for them."""
-    topology = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
     seconds: dict[str, list[float]] = {"memory": [], "file": []}
     # The first one loads loops.
     for _ in range(1 + _REPEATS):

@@ -36,7 +36,7 @@ WINDOWS = 5
 
 
 def measure_types(scale: float, batches: int = 20, sizes: tuple[int, ...] = (1024, 8192)) -> Iterator[Row]:
-    """Measure sampling around papers of a graph like ogbn-mag: uniform, in separate trees, by weight, and by time."""
+    """Measure sampling around papers of a graph like ogbn-mag: uniform, in trees, by weight, by time, and by LABOR."""
     device = resolve_device(None)
     data = make_mag(scale, device)
     for name, topology, recipe in _open_options(data, device):
@@ -56,7 +56,7 @@ def measure_types_on_cpu(scale: float, size: int = 1024) -> Iterator[Row]:
         for name, topology, recipe in _open_options(data, torch.device("cpu")):
             plan = GeneralPlan(topology.place(device="cpu"), recipe)
             contenders = [Contender(f"{OURS}, 1 thread", partial(_sample_each, plan), "with e_id")]
-            if WITH_PYG_LIB:
+            if WITH_PYG_LIB and recipe.sampling == "uniform":
                 contenders.append(Contender("pyg-lib, 1 thread", _open_pyg_lib(topology, recipe), "with e_id"))
             hold_contest(contenders, batches, alone=False)
             yield from rows_of_contest(f"hetero/mag{_scaled(scale)}/cpu/{size}/{name}", contenders, "M/s")
@@ -78,6 +78,8 @@ def _open_options(data: HeteroData, device: torch.device) -> Iterator[tuple[str,
         "weighted": ({"edge_weight": weights}, {}),
         "times": ({"node_time": times}, {}),
         "times, last": ({"node_time": times}, {"temporal_strategy": "last"}),
+        "labor": ({}, {"sampling": "labor"}),
+        "labor, times": ({"node_time": times}, {"sampling": "labor"}),
     }
     for name, (parts, choices) in options.items():
         yield name, HeteroTopo(num_nodes, edges, **parts), GeneralRecipe([15, 10, 5], **choices)

@@ -12,7 +12,18 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, GraphConv, SAGEConv
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GINEConv,
+    GraphConv,
+    LGConv,
+    PNAConv,
+    SAGEConv,
+    TransformerConv,
+)
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from benchmarks.nn.aggregation import capture
@@ -33,6 +44,11 @@ KINDS: dict[str, Callable[[int], torch.nn.Module]] = {
     "GINE": lambda width: GINEConv(torch.nn.Linear(width, width)),
     "GAT": lambda width: GATConv(width, width // 4, heads=4),
     "GATv2": lambda width: GATv2Conv(width, width // 4, heads=4),
+    "LG": lambda width: LGConv(),
+    "Transformer": lambda width: TransformerConv(width, width // 4, heads=4),
+    "PNA": lambda width: PNAConv(
+        width, width, ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"], torch.arange(64)
+    ),
 }
 # `torch.compile` takes many seconds for each, so it is measured for one width and dtype.
 _COMPILED = "torch.compile(dynamic=True)"

@@ -1,7 +1,8 @@
-"""Programs that train on a whole graph, as PyG's `gcn.py`, `gat.py`, `hetero_conv_dblp.py` and `hgt_dblp.py` do.
+"""Programs that train on a whole graph, as PyG's `gcn.py`, `gat.py`, `hetero_conv_dblp.py`, `hgt_dblp.py` and `rgcn.py`
+do.
 
 `python benchmarks/nn/unedited_program.py gcn` trains and prints the times and losses of its epochs, as one line of
-JSON. An epoch is a step and a test. Graphs are random, of the shapes of Cora and DBLP.
+JSON. An epoch is a step and a test. Graphs are random, of the shapes of Cora, DBLP and AM.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GATConv, GCNConv, HeteroConv, HGTConv, Linear, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, HeteroConv, HGTConv, Linear, RGCNConv, SAGEConv
 
 HIDDEN = 64
 
@@ -80,6 +81,20 @@ class HGT(torch.nn.Module):
         return self.lin(self.conv(x_dict, edge_index_dict)["author"])
 
 
+class RGCN(torch.nn.Module):
+    """Two layers of thirty bases; nodes have no rows."""
+
+    def __init__(self, num_nodes: int, num_classes: int, num_relations: int) -> None:
+        super().__init__()
+        self.conv1 = RGCNConv(num_nodes, 16, num_relations, num_bases=30)
+        self.conv2 = RGCNConv(16, num_classes, num_relations, num_bases=30)
+
+    def forward(self, edge_index: Any, edge_type: Any) -> Any:
+        """Return scores, `[N, classes]`."""
+        x = F.relu(self.conv1(None, edge_index, edge_type))
+        return self.conv2(x, edge_index, edge_type)
+
+
 def make_masks(store: Any, count: int, trained: int, tested: int) -> None:
     """Mark nodes for training, validation and test at random."""
     order, masks = torch.randperm(count), torch.zeros(3, count, dtype=torch.bool)
@@ -109,17 +124,30 @@ def make_dblp() -> HeteroData:
     return data
 
 
+def make_am() -> Data:
+    """Make a graph of AM's shape, with relations of different sizes."""
+    nodes, edges, relations = 881_680, 5_668_682, 266
+    kinds = (relations * torch.rand(edges) ** 2).long()
+    data = Data(edge_index=torch.randint(nodes, (2, edges)), edge_type=kinds, y=torch.randint(11, (nodes,)))
+    data.num_nodes = nodes
+    make_masks(data, nodes, 802, 198)
+    return data
+
+
 def main(name: str, epochs: int) -> None:
     """Train one program and print its epochs."""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     is_typed = name in ("hetero_conv", "hgt")
-    data = (make_dblp() if is_typed else make_cora()).to(device)
+    data = (make_dblp() if is_typed else make_am() if name == "rgcn" else make_cora()).to(device)
     if is_typed:
         model = {"hetero_conv": HeteroGNN, "hgt": HGT}[name](data.metadata(), 4).to(device)
         store, inputs = data["author"], (data.x_dict, data.edge_index_dict)
         with torch.no_grad():
             model(*inputs)
+    elif name == "rgcn":
+        model = RGCN(data.num_nodes, 11, 266).to(device)
+        store, inputs = data, (data.edge_index, data.edge_type)
     else:
         model = {"gcn": GCN, "gat": GAT}[name](1433, 7).to(device)
         store, inputs = data, (data.x, data.edge_index)

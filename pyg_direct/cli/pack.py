@@ -20,10 +20,17 @@ def pack(
     hotness: Annotated[Optional[Path], typer.Option(help=".npy of a score for each row: the hottest come first.")] = None,  # noqa: E501, UP045
     edges: Annotated[Optional[Path], typer.Option(help=".npy of the edges [2, E]: rows of the sources of most edges come first.")] = None,  # noqa: E501, UP045
     parts: Annotated[Optional[Path], typer.Option(help=".npy of the community of each row.")] = None,  # noqa: UP045
+    input_nodes: Annotated[Optional[Path], typer.Option(help=".npy of the nodes to train on: rows that the same windows of the first epochs read lie together. Needs --edges, --num-neighbors, --seed and --ahead.")] = None,  # noqa: E501, UP045
+    num_neighbors: Annotated[str, typer.Option(help="Of the loader, such as 15,10,5.")] = "",
+    batch_size: Annotated[int, typer.Option(help="Of the loader.")] = 1,
+    shuffle: Annotated[bool, typer.Option(help="Of the loader.")] = True,
+    seed: Annotated[Optional[int], typer.Option(help="Of the loader.")] = None,  # noqa: UP045
+    ahead: Annotated[str, typer.Option(help="Of the loader, such as 8G. On a GPU set PYG_DIRECT_AHEAD_GPU too, as in training.")] = "",  # noqa: E501
+    num_epochs: Annotated[int, typer.Option("--epochs", help="Number of epochs, from the first on.")] = 1,
     memory: Annotated[str, typer.Option(help="Memory for the rows that are moved at a time.")] = "1G",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:  # fmt: skip
-    """Rewrite a table in the order of hotness, or of communities; `Feature.from_file` reads it by the same ids.
+    """Rewrite a table in the order of epochs, hotness or communities; `Feature.from_file` reads it by the same ids.
 
     An interrupted run leaves TARGET.partial, and the same command continues there. A .parquet takes no order.
 
@@ -37,12 +44,19 @@ def pack(
     from pyg_direct.features.row_files import RowFile
 
     is_parquet = source.suffix.lower() == ".parquet"
-    if is_parquet and any(given is not None for given in (order, hotness, edges, parts)):
+    if is_parquet and any(given is not None for given in (order, hotness, edges, parts, input_nodes)):
         raise typer.BadParameter("give no order for a .parquet, and pack the file that it becomes")
+    is_known = edges is not None and parts is None and num_neighbors and seed is not None and ahead
+    if input_nodes is not None and not is_known:
+        raise typer.BadParameter("give --edges, --num-neighbors, --seed and --ahead with --input-nodes, and no --parts")
+    if input_nodes is None and (num_neighbors or seed is not None or ahead):
+        raise typer.BadParameter("give --num-neighbors, --seed and --ahead only with --input-nodes")
     if not is_parquet and (order is not None) == (hotness is not None or edges is not None or parts is not None):
         raise typer.BadParameter("give --order alone, or some of --hotness, --edges and --parts")
     if hotness is not None and edges is not None:
         raise typer.BadParameter("give --hotness or --edges, not both")
+    if num_neighbors and not all(part.strip().lstrip("-").isdigit() for part in num_neighbors.split(",")):
+        raise typer.BadParameter(f"--num-neighbors must be integers, such as 15,10,5, got {num_neighbors}")
 
     def load(path: Path, name: str) -> np.ndarray:
         try:
@@ -55,6 +69,14 @@ def pack(
             chosen: torch.Tensor | None = None
             if order is not None:
                 chosen = torch.from_numpy(np.array(load(order, "order")))
+            elif input_nodes is not None and edges is not None:
+                # Imported where it is needed: loaders take seconds.
+                from pyg_direct.loader.row_order import order_by_epochs
+
+                chosen = order_by_epochs(source, torch.from_numpy(np.array(load(edges, "edges"))),
+                                         torch.from_numpy(np.array(load(input_nodes, "input-nodes"))),
+                                         num_epochs, num_neighbors=[*map(int, num_neighbors.split(","))], ahead=ahead,
+                                         batch_size=batch_size, shuffle=shuffle, seed=seed)  # fmt: skip
             elif not is_parquet:
                 num_rows = RowFile(source).layout.shape[0]
                 scores: np.ndarray = np.zeros(num_rows)

@@ -2,16 +2,17 @@
 
 Ids go to their owners after the last hop, and rows come back at the same places
 (`kernels/sampling/row_segments.py`). Once the sizes of the batch are known, the rows of the own part are read beside
-them. Then one read brings all into the order of the nodes. Both reads may overlap the next batch. The host neither
-waits nor calls for rows before.
+them. Then one read brings all into the order of the nodes, and rows of other parts that are copied here (`replicas`)
+are written to their places. These reads may overlap the next batch. The host neither waits nor calls for rows before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +20,12 @@ import torch
 from torch import Tensor
 
 from pyg_direct.compiler.jit import SIMULATED
-from pyg_direct.distributed.graph_part import GraphPart, PartTopo
+from pyg_direct.distributed.graph_part import GraphPart, PartTopo, Table
+from pyg_direct.distributed.partitioning.manifest import table_dtype
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.kernels.sampling import frontier_segments, row_segments
-from pyg_direct.ops.rows.gather_rows import RowReader, gather_rows, unread_errors
+from pyg_direct.ops.rows.gather_rows import Directory, RowReader, gather_rows, scatter_rows, unread_errors
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_gpu
 from pyg_direct.runtime.cuda.launch import on_raw_stream
@@ -33,6 +35,8 @@ from pyg_direct.sampling.hetero_sample import GeneralSample
 # Rows of a segment before batches show how many they need, and the number that later ones are a multiple of: own rows
 # behind them are aligned then.
 _FIRST_ROWS, _ALIGNED = (4, 1) if SIMULATED else (1024, 128)
+# Nodes whose owners are listed at a time.
+_NODES_AT_ONCE = 1 << 24
 
 
 class RowRoom(NamedTuple):
@@ -73,8 +77,14 @@ class RowSlot:
         self.places = torch.zeros(others * sum(room.others), dtype=torch.int64, device=device)
         self.own_places = torch.zeros(sum(room.own), dtype=torch.int64, device=device)
         self.slots = torch.zeros(num_nodes, dtype=torch.int64, device=device)
-        # Rows of nodes that other parts own.
-        self.num_remote = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
+        # Nodes with copied rows, by type: their number, places among the nodes, and positions among the copies.
+        self.copy_counts = torch.zeros(kinds, dtype=torch.int64, device=device)
+        self.copy_targets, self.copy_sources = torch.zeros(
+            2, sum(room.own) if rows.has_copies else 0, dtype=torch.int64, device=device).unbind()  # fmt: skip
+        self.copies_of = [list(own.split(list(room.own))) if rows.has_copies else []
+                          for own in (self.copy_targets, self.copy_sources)]  # fmt: skip
+        # Rows that other parts sent, and rows that are copied here by type.
+        self.num_remote = torch.zeros(1 + kinds, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
         self.remote_words: np.ndarray = self.num_remote.numpy()
         self.places_of = list(self.places.split([others * count for count in room.others]))
         self.own_places_of = list(self.own_places.split(list(room.own)))
@@ -93,7 +103,8 @@ class RowSlot:
     @property
     def num_bytes(self) -> int:
         """Bytes of GPU memory held."""
-        own = [self.to_send, self.received, self.places, self.own_places, self.slots, *self.answers, *self.rows]
+        own = [self.to_send, self.received, self.places, self.own_places, self.slots, self.copy_targets,
+               self.copy_sources, *self.answers, *self.rows]  # fmt: skip
         return sum(tensor.numel() * tensor.element_size() for tensor in own)
 
 
@@ -110,18 +121,38 @@ class CapturedRows:
 
     Args:
         features: Its rows by node type and attribute; equal names on all ranks.
-        note_remote: Called with the number of rows that other parts sent for a batch.
+        note_rows: Called with the numbers of rows that other parts sent for a batch, and of those that are copied here.
+        copies: Rows of other parts that are copied here, by node type; ranks may differ.
+
+    Attributes:
+        has_copies: True if rows of other parts are copied here.
     """
 
     def __init__(self, part: GraphPart, features: Mapping[str, Mapping[str, Feature]],
-                 note_remote: Callable[[int], object] = lambda count: None) -> None:  # fmt: skip
+                 note_rows: Callable[[int, int], object] = lambda remote, copied: None,
+                 copies: Mapping[str, Table] = MappingProxyType({})) -> None:  # fmt: skip
         self._part, self.device, self.num_parts = part, part.device, part.num_parts
         self._kinds = [entry.name for entry in part.manifest.nodes]
         self.attributes = [_Attribute(number, name, feature) for number, kind in enumerate(self._kinds)
                            for name, feature in features[kind].items()]  # fmt: skip
         self._first_nodes = upload(part.own_starts, self.device)
         self._directory, self._num_ids = part.find_directory()
-        self._note_remote = note_remote
+        self._note_rows = note_rows
+        tables = [copies.get(kind) for kind in self._kinds]
+        self.has_copies = any(table is not None and table.ids.numel() > 0 for table in tables)
+        self._copies = [{} if table is None else table.rows for table in tables]
+        sizes = [0 if table is None else table.ids.numel() for table in tables]
+        self._first_copies = upload(np.cumsum([0, *sizes]).astype(np.int64)[:-1], self.device)
+        # Copied ids of all types, and the ranks that have a node's rows for this one; None as those that own the node.
+        self._copied, self._num_copied = Directory.empty(self.device), 0
+        self._holders: tuple[Tensor, Tensor] | None = None
+        if self.has_copies:
+            starts = PartTopo(part.manifest, False, False).type_starts.tolist()
+            ids = torch.cat([table.ids + start for table, start in zip(tables, starts, strict=False)
+                             if table is not None])  # fmt: skip
+            self._num_copied = int(ids[-1]) + 1
+            self._copied = Directory.of(ids, self._num_copied)
+            self._holders = ids[:0], _list_holders(part, starts, ids)
 
     @staticmethod
     def serves(features: Mapping[str, Mapping[str, Feature]]) -> bool:
@@ -135,7 +166,7 @@ class CapturedRows:
 
     def count_bytes(self, room: RowRoom, num_nodes: int) -> int:
         """Count the bytes of a slot."""
-        total = 8 * num_nodes + 24 * self.num_parts * sum(room.others) + 8 * sum(room.own)
+        total = 8 * num_nodes + 24 * self.num_parts * sum(room.others) + (24 if self.has_copies else 8) * sum(room.own)
         for one in self.attributes:
             width = math.prod(one.feature.shape[1:]) * one.feature.dtype.itemsize
             total += width * (2 * (self.num_parts - 1) * room.others[one.kind] + room.own[one.kind])
@@ -156,17 +187,18 @@ class CapturedRows:
         hops, kinds, parts = plan.num_hops, len(topo.node_types), self.num_parts
         grid = grid_for(slot.nodes.numel(), slot.state)
         run_gpu(frontier_segments.count_owners_gpu, grid, slot.begins, 0, hops + 1, kinds, slot.nodes, plan.id_starts,
-                parts, *plan.owners, slot.owner_counts, slot.slots, stream=stream)  # fmt: skip
+                parts, *(self._holders or plan.owners), slot.owner_counts, slot.slots, stream=stream)  # fmt: skip
         found = self._first_nodes, self._num_ids, *self._directory
         run_gpu(row_segments.fill_row_segments_gpu, grid, slot.state, hops, kinds, slot.begins, slot.totals,
                 slot.outputs, slot.nodes, plan.id_starts, slot.owner_counts, slot.slots, parts, self._part.part,
-                own.length, own.starts, own.own_starts, *found, own.to_send, own.own_places, own.slots, slot.needs,
+                own.length, own.starts, own.own_starts, *found, self._first_copies, self._num_copied, *self._copied,
+                own.copy_counts, own.copy_targets, own.copy_sources, own.to_send, own.own_places, own.slots, slot.needs,
                 2 * plan.num_requests, own.num_remote, stream=stream)  # fmt: skip
         plan.send_needs(slot, own.length, own.first_need, own.to_send, stream)
         plan.exchange(own.to_send, own.received, stream)
         run_gpu(row_segments.locate_row_ids_gpu, grid_for(own.places.numel(), slot.state), own.received, kinds, parts,
-                self._part.part, own.length, own.starts, *found, slot.needs, slot.owner_counts, own.places,
-                stream=stream)  # fmt: skip
+                self._part.part, own.length, own.starts, *found, slot.needs, slot.owner_counts, own.copy_counts,
+                own.places, own.num_remote, stream=stream)  # fmt: skip
         plan.agree_needs(slot, own.length, own.first_need, own.received, stream)
         with on_raw_stream(stream, self.device) if self.device.type == "cuda" else nullcontext():
             for one, answers, rows in zip(self.attributes, own.answers, own.rows, strict=True):
@@ -182,15 +214,21 @@ class CapturedRows:
         found: list[dict[str, Tensor]] = [{} for _ in sizes]
         for number, one in enumerate(self.attributes):
             found[one.kind][one.name] = self._read(slot, number, slots[one.kind])
-        self._note_remote(int(slot.remote_words[0]) if self.attributes else 0)
+        self._note(slot)
         return found
 
     def take_plain(self, slot: RowSlot, num_nodes: int) -> dict[str, Tensor]:
         """Return the rows of a batch without types by attribute, in the order of its nodes."""
         own = slot.slots[:num_nodes]
         found = {one.name: self._read(slot, number, own) for number, one in enumerate(self.attributes)}
-        self._note_remote(int(slot.remote_words[0]) if found else 0)
+        self._note(slot)
         return found
+
+    def _note(self, slot: RowSlot) -> None:
+        """Count the rows of a batch that other parts sent, and those that are copied here."""
+        if self.attributes:
+            remote, *copied = slot.remote_words.tolist()
+            self._note_rows(remote, sum(copied))
 
     def _read(self, slot: RowSlot, number: int, slots: Tensor) -> Tensor:
         """Read the rows of an attribute, which is counted."""
@@ -203,7 +241,22 @@ class CapturedRows:
         if isinstance(stored, MemoryRows) and stored.served is not None:
             stored.count(slot.places_of[one.kind])
             stored.count(slot.own_places_of[one.kind])
-        return gather_rows(rows, slots) if reader is None else reader.read(slots)
+        found = gather_rows(rows, slots) if reader is None else reader.read(slots)
+        if count := int(slot.remote_words[1 + one.kind]):
+            targets, sources = (own[one.kind][:count] for own in slot.copies_of)
+            scatter_rows(found, targets, gather_rows(self._copies[one.kind][one.name], sources), is_unique=True)
+        return found
+
+
+def _list_holders(part: GraphPart, starts: Sequence[int], copied: Tensor) -> Tensor:
+    """List the part that has a node's rows for this one, over all types: this part, also for copies, or the owner."""
+    held = torch.empty(starts[-1], dtype=table_dtype(part.num_parts), device=part.device)
+    for entry, start in zip(part.manifest.nodes, starts, strict=False):
+        for first in range(0, entry.num_nodes, _NODES_AT_ONCE):
+            ids = torch.arange(first, min(first + _NODES_AT_ONCE, entry.num_nodes), device=part.device)
+            held[start + first : start + first + len(ids)] = part.owners(entry.name, ids).to(held.dtype)
+    held[copied] = part.part
+    return held
 
 
 def _open_read(one: _Attribute, places: Tensor, out: Tensor) -> Callable[[], None]:

@@ -96,7 +96,7 @@ class DistAttributes:
         """List the rows of a batch: of nodes by type, then of edges."""
         if isinstance(out, HeteroSamplerOutput):
             return self._list_hetero(out)
-        return self.knowing(getattr(out, "sampled", None))._list_rows(out.node, out.row, out.col, out.edge)
+        return self.knowing(getattr(out, "sampled", None))._list_rows(out.node, (out.row, out.col), out.edge)
 
     def add_edge_rows(self, rows: Rows, out: SamplerOutput | HeteroSamplerOutput) -> Rows:
         """Fetch the rows of the edges of a sample that came with the rows of its nodes.
@@ -164,14 +164,14 @@ class DistAttributes:
     def _build(self, sample: Sample, input_id: Tensor, has_ids: bool, memory: list[Any] | None) -> Data:
         rows = self._read
         if rows is None:
-            row, col = sample.edge_index.unbind()
-            wanted = self._list_rows(sample.n_id, row, col, sample.e_id if has_ids else None)
+            wanted = self._list_rows(sample.n_id, sample.edge_index, sample.e_id if has_ids else None)
             rows = self._graph.rows.fetch(wanted)
         if memory is not None and sample.memory:
             memory += [*sample.memory, *(value for found in rows for value in found.values())]
-        batch = Data(edge_index=sample.edge_index, num_nodes=sample.n_id.numel())
-        # PyG's own setters take as long as the launch of a kernel.
+        # PyG's own constructor and setters take as long as the launch of several kernels.
+        batch = copy_data(self._blank)
         mapping = batch._store._mapping
+        mapping.update(edge_index=sample.edge_index, num_nodes=sample.n_id.numel())
         for own in rows[: 2 if has_ids else 1]:
             mapping.update(own)
         mapping.update(n_id=sample.n_id, e_id=sample.e_id, num_sampled_nodes=sample.num_sampled_nodes,
@@ -192,17 +192,19 @@ class DistAttributes:
             note_memory(batch, [*sample.memory, *sample.rows.values()])
         return batch
 
-    def _list_rows(self, nodes: Tensor, row: Tensor, col: Tensor, edges: Tensor | None) -> list[Wanted]:
-        """List the rows of a batch without types; `edges` is None if its edges have no ids."""
+    def _list_rows(self, nodes: Tensor, ends: Any, edges: Tensor | None) -> list[Wanted]:
+        """List the rows of a batch without types; `ends` are rows and columns of its edges, and `edges` is None if
+        these have no ids.
+        """
         wanted = [Wanted(self._graph.node_types[0], nodes, is_distinct=self._is_distinct)]
         edge_type = self._graph.edge_types[0]
         if edge_type in self._graph.part.tables:
             # Owners are not needed if the graph lies in one memory.
-            expanded = nodes[:0] if self._graph.whole is not None else self._find_expanded(nodes, (row, col), edges)
+            expanded = nodes[:0] if self._graph.whole is not None else self._find_expanded(nodes, ends, edges)
             wanted += self._edges(edge_type, edges, expanded)
         return wanted
 
-    def _find_expanded(self, nodes: Tensor, ends: tuple[Tensor, Tensor], edges: Tensor | None) -> Tensor:
+    def _find_expanded(self, nodes: Tensor, ends: Any, edges: Tensor | None) -> Tensor:
         """Find the expanded node of each edge, whose owner has the edge's rows, int64 `[E']`."""
         end = 1 if self._target == 2 else 0
         if self._sampled is None or edges is None:

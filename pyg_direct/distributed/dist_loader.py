@@ -47,6 +47,7 @@ from pyg_direct.runtime.cuda.launch import current_stream, side_streams
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampler.graph_reader import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
 from pyg_direct.sampler.keyed_sampler import Drawn
+from pyg_direct.sampler.link_seeds import draws_itself
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler, has_windows
 from pyg_direct.sampling.captured_plan import PendingOutput
 from pyg_direct.sampling.random_key import EpochKey, check_seed
@@ -73,8 +74,9 @@ def check_alike(loader: Any, ranks: str) -> None:
         recipe = sampler._read_recipe()
         fanouts = recipe.table(PartTopo(graph.part.manifest, False, False)).tolist()
         how = (fanouts, replace(recipe, fanouts=()), sampler.time_attr is None, sampler.weight_attr is None,
-               negatives and negatives.mode, sampler.strict_negatives, getattr(sampler, "exclude_target_edges", False),
-               getattr(sampler, "rev_edge_type", None), loader.ahead, has_windows(given.time))  # fmt: skip
+               negatives and (negatives.mode, draws_itself(negatives)), sampler.strict_negatives,
+               getattr(sampler, "exclude_target_edges", False), getattr(sampler, "rev_edge_type", None), loader.ahead,
+               has_windows(given.time))  # fmt: skip
         _compare(graph, "num_neighbors and other options of sampling must be equal in all processes", how)
     if ranks == "auto":
         seeds = [getattr(given, name, None) for name in ("node", "row", "col", "time")]
@@ -221,7 +223,9 @@ class _DistLoader(GeneralLoader):
         sampler, is_captured = self._sampler, self.graph.communicator.captured
         if self.device.type != "cpu" and not is_captured:
             return False
-        if sampler.strict_negatives or (sampler.exclude_target_edges and not is_captured):
+        negatives = getattr(self, "neg_sampling", None)
+        is_drawn_here = sampler.strict_negatives and negatives is not None and draws_itself(negatives)
+        if is_drawn_here or (sampler.strict_negatives and not is_captured):
             # Each batch has exchanges of the host before its hops.
             return False
         return is_captured or sampler.subgraph_type != SubgraphType.induced
@@ -609,8 +613,9 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
             processes, unless `ranks="own"`.
         edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, strict_negatives, exclude_target_edges: See
-            `LinkNeighborLoader`. Strict negatives take four more exchanges per batch with negatives; excluded links
-            take two more. If the graph is in one memory, neither takes any.
+            `LinkNeighborLoader`. On GPUs, strict negatives take two more exchanges per batch, and excluded links one,
+            all inside the captured plan. Elsewhere strict negatives take four more per batch, and excluded links two
+            for all batches that are made together. If the graph is in one memory, neither takes any.
         rev_edge_type: With `exclude_target_edges="reverse"`: the relation of the reverse edges. It must be given unless
             it is named `rev_...` or no relation leads back, as no process can compare the edges of all parts.
         **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace as replace_fields
 from functools import partial
@@ -133,6 +134,10 @@ class DistNeighborSampler(NeighborSampler):
     def refresh(self) -> None:
         """Do nothing: a graph in parts does not change."""
 
+    def _check_labor(self) -> None:
+        raise ArgumentError("sampling must be 'uniform' for a graph in parts, got 'labor'; load the whole graph in "
+                            "every process for it")  # fmt: skip
+
     def _is_uniform(self) -> bool:
         is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
         return (self.graph.whole is not None and self.graph.is_homogeneous and not self.disjoint and is_directional
@@ -209,6 +214,9 @@ class DistNeighborSampler(NeighborSampler):
         if self._lacks_times(inputs):
             raise ArgumentError("index.time must be given for links of a graph in parts that is sampled by time, got "
                                 "None")  # fmt: skip
+        if self.strict_negatives and self.graph.whole is None and self.graph.communicator.captured:
+            # All ranks take the captured way, in which kernels read the links.
+            inputs = [_bring_links(index) for index in inputs]
         return super().submit_links_together(inputs, neg_sampling, keys)
 
     def _lacks_times(self, inputs: Sequence[Any]) -> bool:
@@ -257,3 +265,18 @@ class DistNeighborSampler(NeighborSampler):
             else:
                 parts.node_time, parts.edge_time = None, LINKS
         return super()._negatives(neg_sampling, edge_type)
+
+
+def _bring_links(index: EdgeSamplerInput) -> EdgeSamplerInput:
+    """Return links with ends and times as int64 on the host; other values are refused as on one machine."""
+    changed = {}
+    for name in ("row", "col", "time"):
+        value = getattr(index, name)
+        is_integer = isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
+        if is_integer and (value.dtype != torch.int64 or value.is_cuda):
+            changed[name] = value.cpu().long()
+    if not changed:
+        return index
+    brought = copy.copy(index)
+    vars(brought).update(changed)
+    return brought

@@ -51,7 +51,7 @@ class PairExchange:
 
     def weigh_own(self, edge_type: EdgeType) -> Balance:
         """Weigh the edges of this part."""
-        return self._open_set(edge_type).weigh()
+        return self.open_set(edge_type).weigh()
 
     def _collect_balances(self, edge_type: EdgeType) -> list[tuple[int, int]]:
         """Collect the weights of all parts."""
@@ -76,9 +76,10 @@ class PairExchange:
         if not message.numel():
             return message
         sources, targets = Unpacker(message).take(torch.int64, 2, message.numel() // 16)
-        return pack([self._open_set(edge_type).contains(sources, targets)])
+        return pack([self.open_set(edge_type).contains(sources, targets)])
 
-    def _open_set(self, edge_type: EdgeType) -> EdgeSet:
+    def open_set(self, edge_type: EdgeType) -> EdgeSet:
+        """Open the set of the edges of this part, once."""
         if edge_type not in self._sets:
             self._sets[edge_type] = self._part.edge_set(edge_type)
         return self._sets[edge_type]
@@ -89,23 +90,37 @@ class EdgesOfAll:
 
     Args:
         pairs: Queries to the owners of the edges.
+
+    Attributes:
+        parts: Empty: a kernel of one process cannot avoid them alone, as those of an `EdgeSet`.
     """
 
     def __init__(self, pairs: PairExchange, edge_type: EdgeType) -> None:
-        self._pairs, self._edge_type = pairs, edge_type
+        self._pairs, self.edge_type = pairs, edge_type
+        self.parts: tuple[Tensor, ...] = ()
         # Positive links that this process knows, in addition to the edges.
         self._links: EdgeSet | None = None
 
     def with_links(self, sources: Tensor, targets: Tensor, *, is_one_type: bool) -> EdgesOfAll:
         """Add links, see `Edges`; collective for any links."""
         other = copy.copy(self)
-        if is_one_type and self._pairs.weigh(self._edge_type).is_even:
+        if is_one_type and self._pairs.weigh(self.edge_type).is_even:
             sources, targets = torch.cat([sources, targets]), torch.cat([targets, sources])
-        other._links = self._pairs.make_set(self._edge_type, sources, targets)
+        other._links = self._pairs.make_set(self.edge_type, sources, targets)
         return other
 
+    def open_own(self) -> EdgeSet:
+        """Open the set of the edges of this part."""
+        return self._pairs.open_set(self.edge_type)
+
+    def find_links(self) -> Tensor:
+        """Return the keys of the links that this process knows, int64 `[n]`, ascending."""
+        assert self._links is not None
+        (keys,) = self._links.parts
+        return keys
+
     def _contains(self, sources: Tensor, targets: Tensor) -> Tensor:
-        found = self._pairs.contains(self._edge_type, sources, targets)
+        found = self._pairs.contains(self.edge_type, sources, targets)
         return found if self._links is None else found | self._links.contains(sources, targets)
 
     def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:

@@ -10,6 +10,9 @@ Design. A hop of `HeteroGpuPlan` lists its work, picks, and numbers the new node
 If batches leave out the edges of their links, these pairs go to all ranks first, in one exchange. Each rank finds the
 edges that it holds, and leaves them out of its picks.
 
+Strict negatives are known before all else, in two exchanges. All ranks get the first candidates of each negative, and
+answer which are edges of their parts. If a negative needs more candidates, the batch is sampled again.
+
 An induced subgraph has one request more, for all edges of the nodes of all hops, of which it keeps those among them.
 
 No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop a few words give
@@ -24,6 +27,7 @@ submit the graphs of both in one order, so that no rank can wait for another in 
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,6 +45,7 @@ from pyg_direct.errors import PartitionError
 from pyg_direct.kernels.batch_counters import EDGES, NODES, STATE
 from pyg_direct.kernels.sampling import captured_hops, frontier_segments, hetero, weighted_gpu, worklist
 from pyg_direct.kernels.sampling.excluded_edges import sort_edges_gpu
+from pyg_direct.kernels.sampling.link_ends import choose_negatives_gpu, draw_candidates_gpu, find_candidates_gpu
 from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, TIMED
 from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.rows.upload import upload
@@ -52,11 +57,14 @@ from pyg_direct.sampling.captured_plan import Pending
 from pyg_direct.sampling.hetero_gpu import LAST_EDGE, Capacity, HeteroGpuPlan, Layout, Slot
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample
+from pyg_direct.sampling.negative_links import TRIES
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.seeds import Ends, Request, SeedList
 
 # Nodes and edges of a segment, and pairs whose edges are left out, before batches show how many they need.
 _FIRST_NODES, _FIRST_EDGES, _FIRST_PAIRS = (4, 8, 2) if SIMULATED else (1024, 8192, 1024)
+# Candidates of a strict negative before batches show how many they need.
+_FIRST_TRIES = 1 if SIMULATED else 4
 # Words that the length of a segment is a multiple of, so that all of them are aligned.
 _ALIGNED = 16
 # Nodes whose owners are counted at a time.
@@ -67,25 +75,29 @@ class Room(NamedTuple):
     """Room of segments, equal on all ranks: for nodes and edges by request, and for rows by node type.
 
     `pairs` has the pairs of a batch whose edges are left out, and those edges of all batches that a rank holds; it is
-    empty if no edges are left out.
+    empty if no edges are left out. `negatives` has the strict negatives of a batch, and the candidates of each; it is
+    empty without.
     """
 
     nodes: tuple[int, ...]
     edges: tuple[int, ...]
     rows: RowRoom = RowRoom()
     pairs: tuple[int, ...] = ()
+    negatives: tuple[int, ...] = ()
 
     def grow(self, needs: list[int]) -> Room:
-        """Return room for the needs of a batch, with head-room: by request nodes and edges, then of rows and pairs; a
-        need of 0 is met.
+        """Return room for the needs of a batch, with head-room: by request nodes and edges, then of rows, pairs and
+        negatives; a need of 0 is met.
         """
 
         def widen(room: Sequence[int], own: list[int]) -> tuple[int, ...]:
             return tuple(max(size, need + need // 4) for size, need in zip(room, own, strict=True))
 
-        of_requests, first = needs[: 2 * len(self.nodes)], self.first_pair_need
+        of_requests, first, last = needs[: 2 * len(self.nodes)], self.first_pair_need, self.first_negative_need
+        negatives = widen(self.negatives, needs[last:])
         return Room(widen(self.nodes, of_requests[::2]), widen(self.edges, of_requests[1::2]),
-                    self.rows.grow(needs[len(of_requests) : first]), widen(self.pairs, needs[first:]))  # fmt: skip
+                    self.rows.grow(needs[len(of_requests) : first]), widen(self.pairs, needs[first:last]),
+                    (negatives[0], min(TRIES, negatives[1])) if negatives else ())  # fmt: skip
 
     @property
     def first_pair_need(self) -> int:
@@ -93,9 +105,30 @@ class Room(NamedTuple):
         return 2 * len(self.nodes) + 2 * len(self.rows.others)
 
     @property
+    def first_negative_need(self) -> int:
+        """First word of the needs of negatives."""
+        return self.first_pair_need + len(self.pairs)
+
+    @property
     def num_words(self) -> int:
         """Words of the needs of a batch, without flags."""
-        return self.first_pair_need + len(self.pairs)
+        return self.first_negative_need + len(self.negatives)
+
+
+class StrictPairs(NamedTuple):
+    """Edges of a relation in this part, which negatives of all ranks avoid.
+
+    Attributes:
+        edges: source * number of targets + target of each edge, int64 `[E]`, ascending.
+        num_targets: Number of targets.
+        types: Numbers of the types of sources and of targets.
+        is_triplet: True if only targets have negatives.
+    """
+
+    edges: Tensor
+    num_targets: int
+    types: tuple[int, int]
+    is_triplet: bool
 
 
 @dataclass
@@ -113,9 +146,13 @@ def _pad(count: int) -> int:
     return -(-count // _ALIGNED) * _ALIGNED
 
 
-def _pair_length(room: int) -> int:
+# Words of a pair whose edges are left out.
+_PAIR = 3
+
+
+def _pair_length(room: int, num_words: int = _PAIR) -> int:
     """Count the words of a segment of so many pairs."""
-    return _pad(1 + 3 * room)
+    return _pad(1 + num_words * room)
 
 
 class ExchangeSlot(Slot):
@@ -131,10 +168,14 @@ class ExchangeSlot(Slot):
             return torch.empty(size, dtype=dtype, device=device)
 
         self.room = room
-        num_pairs, num_found = room.pairs or (0, 0)
-        words = parts * max(plan.node_length(most_nodes), room.num_words + 2, _pair_length(num_pairs))
+        (num_pairs, num_found), (num_negatives, tries) = room.pairs or (0, 0), room.negatives or (0, 0)
+        words = parts * max(plan.node_length(most_nodes), room.num_words + 2, _pair_length(num_pairs),
+                            _pair_length(num_negatives, max(tries, 1)))  # fmt: skip
         # Their number, relations, expanded nodes and neighbors.
-        self.pairs = torch.zeros(1 + 3 * num_pairs, dtype=torch.int64, device=device)
+        self.pairs = torch.zeros(1 + _PAIR * num_pairs, dtype=torch.int64, device=device)
+        # Number of negatives and their candidates; those that this rank knows to be avoided, and that are late.
+        self.candidates = torch.zeros(1 + num_negatives * tries, dtype=torch.int64, device=device)
+        self.known, self.untimely = reserve(num_negatives), reserve(num_negatives)
         self.num_found, self.found_edges = reserve(1), reserve(num_found)
         self.excluded = torch.full((num_found,), LAST_EDGE, dtype=torch.int64, device=device)
         # Kernels that are loaded before the first exchange find segments without nodes.
@@ -183,6 +224,8 @@ class ExchangePlan(HeteroGpuPlan):
         sent: Gets the bytes sent to other ranks, head-room of segments included: `rows`, and `hops` for all else.
         repeats: True if nodes may stand several times among the seeds, as the ends of links; see `HeteroGpuPlan`.
         excludes: True if batches leave out edges; equal on all ranks.
+        strict: Edges that negatives avoid, given on all ranks or on none. Then `submit` takes links alone, also a list
+            of none.
 
     Attributes:
         room: Room of segments, equal on all ranks.
@@ -198,7 +241,8 @@ class ExchangePlan(HeteroGpuPlan):
 
     def __init__(self, part: GraphPart, plan: GeneralPlan, transport: Transport,
                  node_rows: CapturedRows | None = None, sent: Counter[str] | None = None, *,
-                 repeats: bool = False, excludes: bool = False) -> None:  # fmt: skip
+                 repeats: bool = False, excludes: bool = False, strict: StrictPairs | None = None
+                 ) -> None:  # fmt: skip
         topology: Any = plan.topology
         topo: PartTopo = topology.topo
         all_edges = np.full(len(topo.edge_types), -1)
@@ -214,6 +258,7 @@ class ExchangePlan(HeteroGpuPlan):
         self.transport, self.num_parts = transport, part.num_parts
         self._is_captured = not SIMULATED and transport.is_captured
         self._is_trial = False
+        self._graphs: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
         # By which an exchange goes now. Rows go beside the hops of the next batch, if the transport can.
         self._lane: Exchange = transport
         self._row_lane: Exchange = transport if node_rows is None or transport.beside is None else transport.beside
@@ -225,7 +270,9 @@ class ExchangePlan(HeteroGpuPlan):
         rows = RowRoom() if node_rows is None else node_rows.first_room()
         self._excludes = excludes and self.num_requests > 0
         self.room = Room((_FIRST_NODES,) * self.num_requests, (_FIRST_EDGES,) * self.num_requests, rows,
-                         (_FIRST_PAIRS,) * 2 if self._excludes else ())  # fmt: skip
+                         (_FIRST_PAIRS,) * 2 if self._excludes else (),
+                         () if strict is None else (_FIRST_PAIRS, _FIRST_TRIES))  # fmt: skip
+        self._strict = strict
         self._tables: tuple[Any, ...] = ()
         self._sent: Counter[str] = Counter() if sent is None else sent
         # Bytes that a batch sends without the rows.
@@ -306,8 +353,8 @@ class ExchangePlan(HeteroGpuPlan):
         """Tell all ranks the pairs of this rank's batch, and find the edges here that batches leave out."""
         (room, _), parts, need = slot.room.pairs, self.num_parts, slot.room.first_pair_need
         length, rows = _pair_length(room), self.rows
-        run_gpu(frontier_segments.send_pairs_gpu, grid_for(parts * slot.pairs.numel(), slot.state), slot.pairs, parts,
-                length, slot.to_send, slot.num_found, slot.needs, need, stream=stream)  # fmt: skip
+        run_gpu(frontier_segments.send_pairs_gpu, grid_for(parts * slot.pairs.numel(), slot.state), slot.pairs, _PAIR,
+                parts, length, slot.to_send, slot.num_found, slot.needs, need, stream=stream)  # fmt: skip
         self._exchange(slot.to_send, slot.received, length, stream)
         run_gpu(frontier_segments.find_pair_edges_gpu, max(1, min(self._scratch.block_sums.numel(), parts * room)),
                 slot.received, parts, room, length, self._pair_starts, self._row_shifts, self._num_ids,
@@ -315,6 +362,31 @@ class ExchangePlan(HeteroGpuPlan):
                 stream=stream)  # fmt: skip
         run_gpu(sort_edges_gpu, grid_for(slot.excluded.numel(), slot.state), slot.num_found, 0, slot.found_edges,
                 slot.excluded, stream=stream)  # fmt: skip
+
+    def _write_inbox(self, slot: Any, pending: Pending) -> None:
+        super()._write_inbox(slot, pending)
+        if self._strict is None:
+            return
+        (ends,) = pending.seeds[0].requests
+        sources, targets = (nodes.tables for nodes in ends.nodes)
+        run_gpu(draw_candidates_gpu, grid_for(ends.more_targets, slot.state), slot.candidates, slot.known,
+                slot.untimely, slot.inbox, self.find_seeds(), ends.width, int(ends.is_triplet), *sources, *targets,
+                slot.room.negatives[1], ends.avoided.find_links())  # fmt: skip
+
+    def _avoid(self, slot: Any, strict: StrictPairs, stream: int) -> None:
+        """Ask all ranks which candidates of this rank's negatives are edges, and choose others."""
+        (room, tries), parts, need = slot.room.negatives, self.num_parts, slot.room.first_negative_need
+        length, answer_length, words = _pair_length(room, tries), _pad(room), slot.candidates
+        run_gpu(frontier_segments.send_pairs_gpu, grid_for(parts * words.numel(), slot.state), words, tries, parts,
+                length, slot.to_send, slot.num_found, slot.needs, need, stream=stream)  # fmt: skip
+        self._exchange(slot.to_send, slot.received, length, stream)
+        run_gpu(find_candidates_gpu, grid_for(parts * room, slot.state), slot.received, parts, tries, room, length,
+                strict.edges, slot.to_send, answer_length, stream=stream)  # fmt: skip
+        self._exchange(slot.to_send, slot.received, answer_length, stream)
+        run_gpu(choose_negatives_gpu, grid_for(room, slot.state), words, slot.known, slot.untimely, tries, TRIES,
+                slot.received, parts, answer_length, slot.inbox, self.find_seeds(),
+                len(self.topology.topo.node_types), *strict.types, int(strict.is_triplet), strict.num_targets,
+                slot.arrived, slot.needs, need + 1, stream=stream)  # fmt: skip
 
     def _has_room(self, slot: ExchangeSlot, pending: Pending) -> bool:  # type: ignore[override]
         return slot.room == self.room and super()._has_room(slot, pending)
@@ -391,6 +463,20 @@ class ExchangePlan(HeteroGpuPlan):
         super()._capture(slot, index)
         if self.node_rows is not None:
             slot.row_graph = CapturedGraph(lambda stream: self._enqueue_rows(slot, stream), index)
+        self._graphs.update(graph for graph in (slot.graph, slot.row_graph) if graph is not None)
+
+    def release(self) -> bool:
+        """Give the buffers back as other plans do, and destroy the graphs, which errors of batches may still hold."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if not super().release():
+                return False
+            for graph in list(self._graphs):
+                graph.release()
+            return True
+        finally:
+            self._lock.release()
 
     def _end_batch(self, slot: Any, stream: int) -> None:
         if self.node_rows is None:
@@ -424,6 +510,8 @@ class ExchangePlan(HeteroGpuPlan):
 
     def _enqueue(self, slot: Any, stream: int) -> None:
         self._hop_bytes = 0
+        if self._strict is not None:
+            self._avoid(slot, self._strict, stream)
         if self._excludes:
             self._exclude(slot, stream)
         super()._enqueue(slot, stream)

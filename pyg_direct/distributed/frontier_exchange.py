@@ -124,17 +124,17 @@ class Picker:
         return Wire(torch.uint8 if is_small else torch.int32, self.words.dtype)
 
     def find_excluded(self, messages: Sequence[Tensor]) -> Tensor:
-        """Find the edges that the first batches of several requesters exclude, for `pick`.
+        """Find the edges that the batches of several requesters exclude, for `pick`.
 
         Args:
-            messages: Numbers of relations, expanded nodes and neighbors in the id space of all types, int64 `[3, P]` in
-                bytes, of each requester.
+            messages: Numbers of relations, expanded nodes, neighbors in the id space of all types, and numbers of the
+                requester's batches, int64 `[4, P]` in bytes, of each requester.
         """
         topo = self._topo
-        sizes = [message.numel() // 24 for message in messages]
-        tables = [Unpacker(message).take(torch.int64, 3, size) for message, size in zip(messages, sizes, strict=True)]
-        relations, expanded, neighbors = torch.cat(tables, 1).unbind()
-        batches = upload(np.repeat(np.arange(len(sizes)) * self._num_batches, sizes), self._device)
+        sizes = [message.numel() // 32 for message in messages]
+        tables = [Unpacker(message).take(torch.int64, 4, size) for message, size in zip(messages, sizes, strict=True)]
+        relations, expanded, neighbors, own = torch.cat(tables, 1).unbind()
+        batches = upload(np.repeat(np.arange(len(sizes)) * self._num_batches, sizes), self._device) + own
         begins = np.stack([topo.type_starts[topo.expanded], topo.row_starts[:-1] - self._shifts])
         firsts, rows = upload(begins, self._device)[:, relations]
         places, _ = self._part.find_places(expanded + firsts)
@@ -222,12 +222,12 @@ class FrontierExchange:
     def list_excluded(self, excluded: Sequence[Excluded]) -> list[Tensor]:
         """List excluded pairs in bytes, by owner of their edges."""
         topo: Any = self._placed.topo
-        relations, expanded, neighbors, _ = list_pairs(self._placed, excluded)  # type: ignore[arg-type]
+        relations, expanded, neighbors, batches = list_pairs(self._placed, excluded)  # type: ignore[arg-type]
         owners = torch.empty_like(relations)
         for number, kind in enumerate(topo.expanded.tolist()):
             own = relations == number
             owners[own] = self._part.owners(topo.node_types[kind], expanded[own])
-        pairs = torch.stack([relations, expanded, neighbors])
+        pairs = torch.stack([relations, expanded, neighbors, batches])
         return [pack([pairs[:, owners == rank]]) for rank in range(self._part.num_parts)]
 
     def pick(self, work: np.ndarray, front: Any, start: Seeds, keys: np.ndarray, hop: int) -> Picked:

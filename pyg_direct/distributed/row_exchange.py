@@ -335,12 +335,16 @@ class RowExchange:
         """Return the part's own rows of nodes if captured batches can fetch them from all owners; otherwise None."""
         features = {entry.name: {name: self.features[entry.name][name] for name in self.names(entry.name)}
                     for entry in self._part.manifest.nodes}  # fmt: skip
-        is_plain = not self._has_copies and self._peers is None
-        return features if is_plain and CapturedRows.serves(features) else None
+        return features if self._peers is None and CapturedRows.serves(features) else None
 
-    def note_remote(self, count: int) -> None:
-        """Count rows that other parts sent."""
-        self.num_remote += count
+    def open_captured(self, features: Mapping[str, Mapping[str, Feature]]) -> CapturedRows:
+        """Open the stage of captured plans that fetches the rows of `find_captured`."""
+        return CapturedRows(self._part, features, self._note_rows, self._kept)
+
+    def _note_rows(self, remote: int, copied: int) -> None:
+        """Count rows that other parts sent, and rows of other parts that were found here."""
+        self.num_remote += remote
+        self.num_kept += copied
 
     def _open_segments(self) -> SegmentRows | None:
         """Return the exchange in segments; None without NCCL, or if some rows are found on other ways."""

@@ -43,6 +43,8 @@ LABOR_DRAW = 3
 # Slots that no neighbor of a row takes, for the keys of relations and of disjoint trees.
 RELATION_DRAW = 2**62
 TREE_DRAW = 2**62 + 1
+# As these, for the keys of the sources of a type.
+TYPE_DRAW = 2**62 + 6
 # In place of an item, for the ends of negative links.
 NEGATIVE_DRAW = 2**62 + 2
 # In place of an item, for the nodes that a layer of HGT chooses.

@@ -48,7 +48,8 @@ from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes, resolve_device
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
 from pyg_direct.runtime.host.host_memory import available_bytes
-from pyg_direct.sampler.graph_reader import describe_other
+from pyg_direct.sampler.graph_reader import describe_other, read_topology
+from pyg_direct.sampler.graph_store import GraphStore
 from pyg_direct.sampler.keyed_sampler import device_for, is_own
 
 # Average edges and most nodes per batch: enough to fill a GPU, few enough for the memory of their messages.
@@ -193,6 +194,8 @@ def infer(model: torch.nn.Module, data: Data | tuple[FeatureStore, Data] | Neigh
     # All neighbors in order: the program's random numbers do not move on for a seed.
     options = {"seed": 0, **options}
     graph, x = _split(data, x)
+    if find_edges(graph) is None:
+        raise ArgumentError(f"data must have edge_index or adj_t, got {graph}")
     if ahead is not None and out is None and _file_of(x) is None:
         warn_unused({"ahead": ahead}, "it needs rows in files: x=Feature().from_file(...), or out=")
     num_nodes, num_layers = int(graph.num_nodes), int(model.num_layers)  # type: ignore[arg-type]
@@ -211,7 +214,7 @@ def infer(model: torch.nn.Module, data: Data | tuple[FeatureStore, Data] | Neigh
             loader = inference_loader(graph, batch_size, **options)
         else:
             store = FeatureStore(device=device)
-            loader = _open_stored(store, graph, batch_size, ahead, options)
+            loader = _open_stored(store, graph, batch_size, ahead, device, options)
         memory = _InMemory(num_nodes, placement, loader.device)
         kept: Any = memory
         if path is not None:
@@ -222,7 +225,7 @@ def infer(model: torch.nn.Module, data: Data | tuple[FeatureStore, Data] | Neigh
         else:
             rows = _StoredRows(x, store) if isinstance(x, Feature) else _Rows.of(x, placement, loader.device)
         bar = stack.enter_context(Bar(num_layers * len(loader), "inference", "batches", is_shown=progress_bar))
-        edges = Graph(loader.data if store is None else loader.data[1], loader.device)
+        edges = Graph(loader.data if store is None else graph, loader.device)
         for layer in range(num_layers):
             # Rows in memory need no plan.
             loader.ahead = ahead if isinstance(rows, _StoredRows) and rows.file is not None else 0
@@ -275,11 +278,12 @@ def _check_out(out: Any, model: torch.nn.Module, x: Tensor | Feature) -> Path:
 
 
 def _open_stored(store: FeatureStore, graph: Data, batch_size: int | None, ahead: int | str | None,
-                 options: Mapping[str, Any]) -> NeighborLoader:  # fmt: skip
+                 device: torch.device, options: Mapping[str, Any]) -> NeighborLoader:  # fmt: skip
     """Make a loader with the batches of `inference_loader`, which have the rows that are in a store meanwhile."""
     if graph.get("adj_t") is not None:
         raise ArgumentError("data must have edge_index where rows lie in files, got adj_t")
-    edges = Data(edge_index=find_edges(graph), num_nodes=graph.num_nodes)
+    # A GPU sorts edges in less time than the host.
+    edges = GraphStore(read_topology(Data(edge_index=find_edges(graph), num_nodes=graph.num_nodes), device))
     return NeighborLoader((store, edges), [-1], torch.arange(int(graph.num_nodes), device="cpu"), ahead=ahead,
                           batch_size=_choose_size(graph, options) if batch_size is None else batch_size,
                           **options)  # fmt: skip

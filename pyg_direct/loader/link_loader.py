@@ -376,6 +376,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         rev_edge_type: With `"reverse"`: the relation of the reverse edges, as in `RandomLinkSplit`, if its name and
             edges do not identify it.
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype: See `NeighborLoader`.
+        sampling, layer_dependency: See `NeighborLoader`.
         seed, prefetch, time_comparison, time_window, ranks, uneven, custom_cls, ahead: See `NeighborLoader`.
         input_id: An id for each link, `[L]` of any dtype, that batches hold instead of its position.
         super_batch: With types or other options: batches sampled in one call, equal to batches without it. None: see
@@ -411,7 +412,8 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", custom_cls: Any = None,
                  input_id: Tensor | None = None, super_batch: int | None = None, rev_edge_type: EdgeType | None = None,
                  input_start_time: Tensor | None = None, input_end_time: Tensor | None = None,
-                 ahead: int | str | None = None, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+                 ahead: int | str | None = None, sampling: str = "uniform", layer_dependency: bool = False,
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         edge_label_time = join_windows("edge_label_time", edge_label_time, input_start_time, input_end_time,
                                        time_window)  # fmt: skip
         if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
@@ -429,14 +431,15 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                 is_sorted, directed=directed, device=device, placement=self.topology_placement, seed=self.seed,
                 time_comparison=time_comparison, time_window=time_window, strict_negatives=strict_negatives,
                 exclude_target_edges=exclude_target_edges, topology_cache=topology_cache,
-                rev_edge_type=rev_edge_type)  # fmt: skip
+                rev_edge_type=rev_edge_type, sampling=sampling, layer_dependency=layer_dependency)  # fmt: skip
         elif strict_negatives or exclude_target_edges or rev_edge_type is not None:
             raise ArgumentError("strict_negatives, exclude_target_edges and rev_edge_type belong to the sampler, if "
                                 "one is given")  # fmt: skip
         else:
             check_is_used(neighbor_sampler, {"time_comparison": time_comparison, "time_window": time_window,
                                              "topology_placement": topology_placement,
-                                             "topology_cache": topology_cache},
+                                             "topology_cache": topology_cache, "sampling": sampling,
+                                             "layer_dependency": layer_dependency},
                           {"replace": replace, "subgraph_type": subgraph_type, "disjoint": disjoint,
                            "temporal_strategy": temporal_strategy, "time_attr": time_attr, "weight_attr": weight_attr,
                            "is_sorted": is_sorted, "directed": directed})  # fmt: skip

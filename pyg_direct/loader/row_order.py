@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
+from pyg_direct.features.feature_store import FeatureStore
+from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.spilled_rows import SpilledRows
 from pyg_direct.features.tiers.disk import file_of
 from pyg_direct.features.tiers.read_order import order_by_windows
 from pyg_direct.loader.batch_sampler import can_share
+from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.ops.argument_checks import check_count
 from pyg_direct.sampler.keyed_sampler import is_own
@@ -73,3 +78,24 @@ def order_by_reads(loader: Any, feature: Feature, *, num_epochs: int = 1) -> Ten
                             f"{file.path} in that order first, and open the packed file")  # fmt: skip
     order = torch.from_numpy(order_by_windows(reads, stored.shape[0]))
     return order if file.order is None else file.order[order]
+
+
+def order_by_epochs(path: str | os.PathLike[str], edge_index: Tensor, input_nodes: Tensor, num_epochs: int,
+                    **options: Any) -> Tensor:  # fmt: skip
+    """Return the order of the rows of a file for the first epochs of a `NeighborLoader`; see `order_by_reads`.
+
+    Args:
+        path: File with a row for each node.
+        edge_index: int64 `[2, E]`, in the order of the program: its batches depend on it.
+        input_nodes: Nodes to train on, int64 `[n]`.
+        num_epochs: Number of epochs, from the first on.
+        **options: Other arguments of the loader.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    feature, store = Feature().from_file(path), FeatureStore()
+    store[None, "x", None] = feature
+    graph = Data(edge_index=edge_index, num_nodes=RowFile(path).layout.shape[0])
+    return order_by_reads(NeighborLoader((store, graph), input_nodes=input_nodes, **options), feature,
+                          num_epochs=num_epochs)  # fmt: skip

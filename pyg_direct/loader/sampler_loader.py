@@ -20,7 +20,7 @@ from torch_geometric.sampler import (
     SamplerOutput,
 )
 
-from pyg_direct.errors import ArgumentError, warn_unused
+from pyg_direct.errors import ArgumentError, PlacementWarning, warn, warn_unused
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.spilled_rows import SpilledRows
 from pyg_direct.graph.hetero_topo import HeteroTopo
@@ -327,7 +327,9 @@ class GeneralLoader(EpochLoader):
                 try:
                     window = RowWindow(tier, memory, device_bytes=on_device, is_shared=self._count_local() > 1)
                 except torch.OutOfMemoryError:
-                    # Free memory of the GPU lies in pieces.
+                    warn(f"planned rows of a file lie in host memory, {memory} bytes of them, as free GPU memory lies "
+                         f"in pieces smaller than {on_device} bytes: set PYG_DIRECT_AHEAD_GPU to fewer bytes",
+                         PlacementWarning)  # fmt: skip
                     window = RowWindow(tier, memory)
                 window.lock.acquire()
             windows.append(window)
@@ -358,6 +360,22 @@ class GeneralLoader(EpochLoader):
         return [(RowWindow.fit_rows(rows.tier, memory), RowWindow.fit_device_rows(rows.tier, memory, on_device))
                 for rows, (memory, on_device) in zip(stored, parts, strict=True)]  # fmt: skip
 
+    def _foresee_memory(self, stored: Sequence[SpilledRows]) -> list[tuple[int, int]]:
+        """Return the bytes of the host, and of a GPU, that `_open_windows` will find for the rows of each table.
+
+        They are those of windows that are open. Other rows lie on the host if the GPU has no piece for them.
+        """
+        known = {id(rows): window.memory for rows, window in self._row_windows or () if not window.is_broken}
+        found, pieces = [], []
+        for rows, (memory, on_device) in zip(stored, self._divide_memory(stored), strict=True):
+            if on_device > 0 and id(rows) not in known:
+                try:
+                    pieces.append(torch.empty(on_device, dtype=torch.uint8, device=self.device))
+                except torch.OutOfMemoryError:
+                    on_device = 0
+            found.append(known.get(id(rows), (memory, on_device)))
+        return found
+
     def _list_window_reads(self, feature: Feature, num_epochs: int) -> list[np.ndarray]:
         """List the rows that each window of the coming epochs will read from the file of a feature, without reading.
 
@@ -381,7 +399,7 @@ class GeneralLoader(EpochLoader):
         from pyg_direct.features.tiers.read_order import ReadRecorder
 
         windows = [ReadRecorder(rows.tier, memory, device_bytes=on_device)  # type: ignore[arg-type]
-                   for rows, (memory, on_device) in zip(stored, self._divide_memory(stored), strict=True)]  # fmt: skip
+                   for rows, (memory, on_device) in zip(stored, self._foresee_memory(stored), strict=True)]  # fmt: skip
         for epoch in range(num_epochs):
             key = EpochKey(self.seed, self._next_epoch + epoch)  # type: ignore[arg-type]
             first = self._first_batch // share.count if epoch == 0 else 0

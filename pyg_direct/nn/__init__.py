@@ -4,8 +4,10 @@
 - `sorted_edges.py`: the `edge_index` tensors that are known to be sorted by target; `whole_graphs.py`: whole graphs.
 - `dispatch.py`: the accelerated operator if a batch allows it, otherwise PyG's code; for convolutions that add up rows.
 - `static_batch.py`: signals `[B, N, F]` over one structure, in one pass.
-- `any_convolution.py`: any other `MessagePassing`, whose reductions go over known targets.
-- `conv/`: a file for each convolution, and the table of them: GCN, GAT, SAGE, GIN, GINE, RGCN and HGT.
+- `any_convolution.py`: any other `MessagePassing`, whose reductions go over known targets; `weighted_rows.py`: those
+    that sum rows of sources, times a weight or not.
+- `conv/`: a file for each convolution, and the table of them: GCN, GAT, SAGE, GIN, GINE, RGCN, HGT,
+    TransformerConv and PNAConv.
 - `hetero/`: layers over many relations, joined into one.
 - `node_embedding.py`, `sparse_optimizers.py`: rows that are learned, and optimizers of the rows of a batch.
 - `trimming.py`: rows that the next layer drops; `linear.py`: products of rows with matrices.

@@ -103,16 +103,18 @@ _NO_PATHS = Paths()
 def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> Acceleration:
     """Make the convolutions of a PyG model aggregate batches of pyg_direct loaders with one fused kernel each.
 
-    It finds SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv and HGTConv, also inside
-    HeteroConv and models of `to_hetero`. There, two or more like relations take one kernel together (GATConv and
-    GATv2Conv up to two). Relations are alike if all are SAGEConv and GraphConv, GINConv, GINEConv, GCNConv, or GATConv
-    or GATv2Conv without loops; dropout of the latter then draws other numbers than PyG's. Subclasses are served only if
-    they leave the messages unchanged.
+    It finds SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv, FastRGCNConv, HGTConv,
+    TransformerConv and PNAConv, also inside HeteroConv and models of `to_hetero`. There, two or more like relations
+    take one kernel together (GATConv and GATv2Conv up to two). Relations are alike if all are SAGEConv and GraphConv,
+    GINConv, GINEConv, GCNConv, or GATConv or GATv2Conv without loops; dropout of the latter then draws other numbers
+    than PyG's. Subclasses are served only if they leave the messages unchanged.
 
     If PyG's own models are given `num_sampled_nodes_per_hop`, they also compute no rows that the next layer drops.
-    Dropout then falls on other rows than in PyG. Dropout of attention with loops falls on other edges than in PyG.
+    Dropout then falls on other rows than in PyG. Dropout of attention with loops, or of TransformerConv over a
+    whole graph, falls on other edges than in PyG.
     Results equal PyG's up to rounding. A whole graph that comes back is sorted once, and aggregated in the same way.
-    For a small graph this holds only on a GPU, by GCNConv, GATConv and GATv2Conv, and by all without a gradient.
+    For a small graph this holds only on a GPU, by GCNConv, GATConv, GATv2Conv, RGCNConv, FastRGCNConv, TransformerConv
+    and PNAConv, and by all without a gradient.
 
     Any other `MessagePassing`, of PyG or of a program, keeps its code and its hooks. If the order of its edges is
     known, its aggregation goes through their offsets, and so do PyG's `softmax` and `scatter` over its targets.
@@ -228,6 +230,8 @@ def find_why_left(module: Any) -> str | None:
     if spec.propagate is propagate and not reduces(module):
         # Served as any other layer.
         return any_convolution.find_left(module)
+    if spec.leaves_to_any:
+        return None if spec.find_left(module) is None else any_convolution.find_left(module)
     return find_obstacle(module) or spec.find_left(module)
 
 
@@ -242,9 +246,9 @@ def accelerate_one(module: torch.nn.Module, paths: type[Paths] = Paths) -> None:
         _accelerate_any(module, paths)
         return
     attach(module, _spec=spec, _paths=make_paths(kind, paths))
-    if spec.propagate is propagate:
+    if spec.propagate is propagate or spec.leaves_to_any:
         any_convolution.accelerate_any(module)
-        if not reduces(module):
+        if spec.leaves_to_any or not reduces(module):
             any_convolution.watch_aggregation(module)
     if spec.propagate is not None:
         attach(module, propagate=spec.propagate, _unknown=UnknownEdges())

@@ -46,6 +46,7 @@ from torch_geometric.utils import scatter as pyg_scatter, softmax as pyg_softmax
 from pyg_direct.nn import paths
 from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch, is_plain_tensor
+from pyg_direct.nn.weighted_rows import sum_weighted
 from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find
 from pyg_direct.ops.aggregate import operators
 from pyg_direct.ops.aggregate.compute_softmax import softmax as fused_softmax
@@ -97,6 +98,20 @@ class KnownTargets:
     def offsets(self, num_targets: int) -> Tensor:
         """Return offsets of so many targets, none of which lies beyond the edges."""
         return self.indptr[: num_targets + 1].clamp(max=self.index.numel())
+
+    def count_edges(self) -> Tensor:
+        """Return the number of each edge, `[E]`."""
+        index = self.index
+        made: Tensor = self.batch.remember(
+            ("numbers", index.numel()), lambda: torch.arange(index.numel(), dtype=index.dtype, device=index.device)
+        )
+        return made
+
+    def gather_sources(self, rows: Tensor) -> Tensor:
+        """Return the row of the source of each edge, as `gather` does, `[E, F]`."""
+        with know(self):
+            made = gather(rows, self.source)
+        return rows.index_select(0, self.source) if made is None else made
 
     def scale(self, num_targets: int, like: Tensor) -> Tensor:
         """Return one over the number of edges of each target, one for none, `[T, 1]`."""
@@ -535,6 +550,11 @@ def _watch(part: Any) -> None:
         attach(part, reduce=reduce, __prepare_scriptable__=copy_plain, **({} if step is None else {"forward": step}))
 
 
+def is_reduced(part: Any) -> bool:
+    """Report whether `watch_aggregation` changed a part of an aggregation, and nothing since."""
+    return is_attached(part, "reduce", reduce)
+
+
 def forget_any(module: Module) -> None:
     """Undo `accelerate_any`, for a layer or a part of its aggregation."""
     for name in [name for name, value in module.__dict__.items() if is_routed(value)]:
@@ -574,10 +594,14 @@ def propagate(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> An
     plain = type(self).propagate
     if is_recorded():
         return plain(self, edge_index, size=size, **kwargs)
-    known = _TOO_FEW if _is_short(edge_index) else find_known(self, edge_index, size, kwargs)
+    known = _TOO_FEW if is_short(edge_index) else find_known(self, edge_index, size, kwargs)
     if isinstance(known, str):
         self._paths.note_left(known)
         return plain(self, edge_index, size=size, **kwargs)
+    out = sum_weighted(self, known.batch, known.edges, known.order, size, kwargs)
+    if out is not None:
+        self._paths.note()
+        return out
     with know(known):
         out = plain(self, edge_index, size=size, **kwargs)
     if known.served:
@@ -590,14 +614,14 @@ def propagate(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> An
 def edge_updater(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
     """Override `edge_updater` of an accelerated layer, whose call is counted when it propagates."""
     plain = type(self).edge_updater
-    known = "" if is_recorded() or _is_short(edge_index) else find_known(self, edge_index, size, kwargs)
+    known = "" if is_recorded() or is_short(edge_index) else find_known(self, edge_index, size, kwargs)
     if isinstance(known, str):
         return plain(self, edge_index, size=size, **kwargs)
     with know(known):
         return plain(self, edge_index, size=size, **kwargs)
 
 
-def _is_short(edge_index: Any) -> bool:
+def is_short(edge_index: Any) -> bool:
     """Report whether a CPU would only lose time over these edges."""
     return type(edge_index) is Tensor and edge_index.shape[-1] < _FEW_EDGES and not runs_on_gpu(edge_index)
 

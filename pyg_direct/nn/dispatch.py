@@ -133,10 +133,14 @@ def is_set_up(self: Any) -> bool:
     dimension.
     """
     aggregation = self.aggr_module
+    return type(aggregation) in _REDUCES and has_own_reduction(aggregation) and has_plain_messages(self)
+
+
+def has_plain_messages(self: Any) -> bool:
+    """Report whether messages are those of the class, without hooks on them, over nodes along the first dimension."""
+    aggregation = self.aggr_module
     return (
-        type(aggregation) in _REDUCES
-        and has_own_reduction(aggregation)
-        and self.node_dim in _FIRST
+        self.node_dim in _FIRST
         and self.flow == "source_to_target"
         and not self.explain
         and self.decomposed_layers == 1

@@ -73,7 +73,7 @@ def multiply_exactly(rows: Tensor, wide: Tensor) -> Tensor:
         if not splits(rows, wide.dtype):
             return rows.to(wide.dtype) @ wide
         both = multiply_widely(rows, torch.cat(split_in_two(wide, rows.dtype), dim=1))
-    return both[:, : wide.shape[1]] + both[:, wide.shape[1] :]
+    return _add_halves(both)
 
 
 def splits(rows: Tensor, dtype: torch.dtype) -> bool:
@@ -88,10 +88,17 @@ def split_in_two(wide: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return high, (wide - high).to(dtype)
 
 
-def multiply_widely(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply rows by a matrix of their 16 bits, with fp32 results; for the rows of `splits`."""
+def multiply_widely(rows: Tensor, matrix: Tensor, out: Tensor | None = None) -> Tensor:
+    """Multiply rows by a matrix of their 16 bits, with fp32 results; for the rows of `splits`.
+
+    Args:
+        out: Memory for the results.
+    """
     with without_autocast(rows.device.type):
-        return torch.mm(rows, matrix, out_dtype=torch.float32)
+        if out is not None and _has_wide_sums:
+            return torch.mm(rows, matrix, out_dtype=torch.float32, out=out)
+        made = torch.mm(rows, matrix, out_dtype=torch.float32)
+    return made if out is None else out.copy_(made)
 
 
 def multiply_into(total: Tensor, rows: Tensor, matrix: Tensor, *, adds: bool) -> None:
@@ -134,27 +141,52 @@ def multiply_tall(rows: Tensor, wide: Tensor) -> Tensor:
     Each piece is rounded to the dtype of the rows, which an error of the sum hardly shows. In fp32 torch's own product
     takes as long, unless one of the widths is small.
     """
-    (count, width), work = rows.shape, torch.promote_types(wide.dtype, torch.float32)
-    if rows.dtype == wide.dtype in _DTYPES and min(width, wide.shape[1]) >= _SPLIT_BY_TORCH:
+    work = torch.promote_types(wide.dtype, torch.float32)
+    if rows.dtype == wide.dtype in _DTYPES and min(rows.shape[1], wide.shape[1]) >= _SPLIT_BY_TORCH:
         return multiply_exactly(rows.t(), wide)
-    tiles = -(-width // _TILE) * -(-wide.shape[1] // _TILE)
-    pieces = min(count // _LEAST_PIECE, -(-_ENOUGH_TILES // tiles))
+    pieces = _count_pieces(rows, wide.shape[1])
     is_split = rows.dtype != wide.dtype
     # Numbers below the range of fp16 would be lost.
-    if not runs_on_gpu(rows) or pieces < 2 or torch.is_grad_enabled() or (is_split and rows.dtype == torch.float16):
+    if pieces < 2 or (is_split and rows.dtype == torch.float16):
         return multiply_exactly(rows.t(), wide).to(work)
+    if is_split:
+        return _add_halves(_add_pieces(rows, torch.cat(split_in_two(wide, rows.dtype), dim=1), pieces, work))
+    return _add_pieces(rows, wide, pieces, work)
+
+
+def multiply_tall_halves(rows: Tensor, both: Tensor) -> Tensor:
+    """Compute `multiply_tall` for rows of fp32 whose two parts are side by side, `[K, 2 * N]`; see `splits`."""
+    pieces = _count_pieces(rows, both.shape[1] // 2)
+    if pieces < 2:
+        return _add_halves(multiply_widely(rows.t(), both))
+    return _add_halves(_add_pieces(rows, both, pieces, torch.float32))
+
+
+def _count_pieces(rows: Tensor, width: int) -> int:
+    """Return in how many pieces the product of the transpose of rows with others of a width is added up."""
+    if not runs_on_gpu(rows) or torch.is_grad_enabled():
+        return 1
+    tiles = -(-rows.shape[1] // _TILE) * -(-width // _TILE)
+    most = min(len(rows) // _LEAST_PIECE, -(-_ENOUGH_TILES // tiles))
+    # Powers of two divide numbers of rows that recordings round up, so that no rows are left over.
+    return 1 << most.bit_length() - 1 if most > 0 else 1
+
+
+def _add_pieces(rows: Tensor, others: Tensor, pieces: int, dtype: torch.dtype) -> Tensor:
+    count, length = len(rows), len(rows) // pieces
+    whole = length * pieces
     with without_autocast(rows.device.type):
-        parts = [wide]
-        if is_split:
-            parts = list(split_in_two(wide, rows.dtype))
-        length = count // pieces
-        both = torch.cat(parts, dim=1) if is_split else wide
-        whole = length * pieces
-        total = torch.bmm(rows[:whole].reshape(pieces, length, width).transpose(1, 2),
-                          both[:whole].reshape(pieces, length, -1)).sum(0, dtype=work)  # fmt: skip
+        total = torch.bmm(rows[:whole].reshape(pieces, length, -1).transpose(1, 2),
+                          others[:whole].reshape(pieces, length, -1)).sum(0, dtype=dtype)  # fmt: skip
         if whole < count:
-            multiply_into(total, rows[whole:].t(), both[whole:], adds=True)
-        return total.view(width, len(parts), -1).sum(1) if is_split else total
+            multiply_into(total, rows[whole:].t(), others[whole:], adds=True)
+    return total
+
+
+def _add_halves(both: Tensor) -> Tensor:
+    """Add the products with the two parts of a matrix, side by side."""
+    width = both.shape[1] // 2
+    return both[:, :width] + both[:, width:]
 
 
 def multiply_heads(rows: Tensor, weight: Tensor) -> Tensor:

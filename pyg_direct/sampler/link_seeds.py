@@ -353,20 +353,24 @@ class Negatives:
         return self._avoided[key][-1]
 
     def find_avoided(self, source: NegativeSource | None, inputs: Sequence[EdgeSamplerInput]
-                     ) -> tuple[EdgeSet | None, bool]:  # fmt: skip
-        """Find (the pairs that negatives of several batches avoid, None for none; True if a plan on a GPU can avoid
-        them).
+                     ) -> tuple[Sequence[Edges | None], bool]:  # fmt: skip
+        """Find (the pairs that negatives of each of several batches avoid, None for none; True if a plan on a GPU can
+        avoid them).
 
         Args:
             source: Source of the negatives; None for no negatives.
         """
+        none = [None] * len(inputs)
         if source is None or source.edges is None:
-            return None, True
+            return none, True
+        if not isinstance(source.edges, EdgeSet):
+            # The plan of a graph in parts exchanges.
+            return [self.list_avoided(source, links) for links in inputs], True
         # All batches of a loader of ours avoid the same pairs.
         loaders = {id(getattr(links, "loader_links", None)) for links in inputs}
         avoided = self.list_avoided(source, inputs[0]) if len(loaders) == 1 and id(None) not in loaders else None
         is_known = type(avoided) is EdgeSet and len(avoided.parts) <= _MOST_PARTS
-        return (avoided, True) if is_known else (None, False)  # type: ignore[return-value]
+        return ([avoided] * len(inputs), True) if is_known else (none, False)
 
     def forget_written(self) -> None:
         """Forget sources whose weights were written, in any way."""
@@ -567,7 +571,7 @@ class CapturedLinks:
     """
 
     def __init__(self, index: EdgeSamplerInput, parts: Parts, neg_sampling: NegativeSampling | None,
-                 source: NegativeSource | None, edges: EdgeSet | None = None, ways: Ways = ()) -> None:  # fmt: skip
+                 source: NegativeSource | None, edges: Edges | None = None, ways: Ways = ()) -> None:  # fmt: skip
         self._index, self._is_hetero, ends = index, parts.is_hetero, _read_ends(parts, index.input_type)
         sources, targets = _check_ends(index, ends)
         self._is_triplet = neg_sampling is not None and neg_sampling.is_triplet()
@@ -579,19 +583,22 @@ class CapturedLinks:
                          index.label is None and neg_sampling is not None and not self._is_triplet,
                          types=(ends.source, ends.target), time=index.time,
                          nodes=None if source is None else (source.sources, source.targets),
-                         avoided=edges, ways=ways)  # fmt: skip
+                         avoided=edges, ways=ways, is_triplet=self._is_triplet)  # fmt: skip
 
     @staticmethod
-    def fits(index: EdgeSamplerInput, source: NegativeSource | None) -> bool:
+    def fits(index: EdgeSamplerInput, source: NegativeSource | None, edges: Edges | None) -> bool:
         """Check if kernels can read the links, and draw negatives from the source (None for no negatives).
 
-        Links on a GPU, and nodes that a program draws, are left to `Links`.
+        Links on a GPU, and nodes that a program draws, are left to `Links`; no links too, unless other ranks wait for
+        them, as with strict negatives of a graph in parts.
         """
         given = index.row, index.col, *(() if index.time is None else (index.time,))
         if any(not isinstance(part, Tensor) or part.dtype != torch.int64 or part.is_cuda for part in given):
             return False
         is_drawn = source is None or not isinstance(source.sources, AskedNodes)
-        return is_drawn and index.row.numel() > 0 and (index.time is None or index.time.dim() in (1, 2))
+        is_awaited = edges is not None and not isinstance(edges, EdgeSet)
+        return (is_drawn and (is_awaited or index.row.numel() > 0)
+                and (index.time is None or index.time.dim() in (1, 2)))  # fmt: skip
 
     def list_excluded(self, ways: Ways) -> Excluded:
         """See `Links.list_excluded`."""
@@ -605,7 +612,7 @@ class CapturedLinks:
         _warn_of_edges(placed.num_edges, ends.more_targets)
         out, places = to_general_output(sample, self._is_hetero), placed.places
         if self._is_triplet:
-            negatives = places[2 * count :].view(count, -1).squeeze(-1)
+            negatives = places[2 * count :].view(count, ends.more_targets // count if count else 1).squeeze(-1)
             out.metadata = (self._index.input_id, places[:count], places[count : 2 * count], negatives, placed.times)
             return out
         label = self._index.label

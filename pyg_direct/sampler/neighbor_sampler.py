@@ -190,7 +190,7 @@ class NeighborSampler(OwnSampler):
         exclude_target_edges: True: sample as if the graph had no edges between the ends of the seed links; `"reverse"`:
             exclude their reverse edges too. See `LinkNeighborLoader`.
         rev_edge_type: The relation of the reverse edges, if it cannot be found; see `LinkNeighborLoader`.
-        sampling, layer_dependency: Rule of uniform draws in a `Data`; see `NeighborLoader`.
+        sampling, layer_dependency: Rule of draws without weights and replacement; see `NeighborLoader`.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
@@ -455,13 +455,13 @@ class NeighborSampler(OwnSampler):
         ways = self.find_ways(inputs[0].input_type)
         negatives = None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
         source = None if negatives is None else self._negatives(negatives, inputs[0].input_type)
-        avoided, is_known = self._opened.negatives.find_avoided(source, inputs) if plan.is_captured else (None, False)
-        if is_known and all(CapturedLinks.fits(index, source) for index in inputs):
+        avoided, is_known = self._opened.negatives.find_avoided(source, inputs) if plan.is_captured else ((), False)
+        if is_known and all(CapturedLinks.fits(index, source, own) for index, own in zip(inputs, avoided, strict=True)):
             # Pairs are compared with each other there; more of them are faster sorted before.
             is_few = len(ways or ()) * sum([index.row.numel() for index in inputs]) <= MOST_EXCLUDED
             own_ways = ways if ways and is_few and plan.has_all_rows else ()
-            own_links = [CapturedLinks(index, self._opened.parts, negatives, source, avoided, own_ways)
-                         for index in inputs]  # fmt: skip
+            own_links = [CapturedLinks(index, self._opened.parts, negatives, source, own, own_ways)
+                         for index, own in zip(inputs, avoided, strict=True)]  # fmt: skip
             without = None if own_ways or not ways else [own.list_excluded(ways) for own in own_links]
             pending = plan.submit_together([own.ends for own in own_links], keys, without, repeats=True)
             return PendingOutput(pending, lambda samples: [
@@ -545,17 +545,27 @@ class NeighborSampler(OwnSampler):
         return read_fanouts(self._num_neighbors, list(self._opened.parts.edges) if self.is_hetero else None)
 
     def _read_recipe(self) -> GeneralRecipe:
-        for name, value in (("sampling", self.sampling), ("layer_dependency", self.layer_dependency)):
-            if value not in ("uniform", False) and not self.is_plain:
-                raise ArgumentError(f"{name}={value!r} needs a Data that is sampled uniformly, without other options")
         check_sampling(self.sampling, self.replace, self.layer_dependency)
+        if self.sampling == "labor":
+            self._check_labor()
         fanouts = self._fanouts()
         check_hops(
             fanouts if isinstance(fanouts, list) else next(iter(fanouts.values()), []), MAX_HOPS, "num_neighbors"
         )
         return GeneralRecipe(fanouts, replace=check_flag("replace", self.replace), disjoint=self._disjoint,
                              subgraph_type=self._subgraph_type.value, temporal_strategy=self.temporal_strategy,
-                             time_comparison=self.time_comparison, time_window=self.time_window)  # fmt: skip
+                             time_comparison=self.time_comparison, time_window=self.time_window,
+                             sampling=self.sampling, layer_dependency=self.layer_dependency)  # fmt: skip
+
+    def _check_labor(self) -> None:
+        """Raise if neighbors cannot be drawn by keys that nodes share."""
+        if self.weight_attr is not None:
+            raise ArgumentError(f"weight_attr must be None with sampling='labor', got {self.weight_attr!r}: leave it "
+                                "out, or draw by weight with sampling='uniform'")  # fmt: skip
+        lists = self._opened.parts.lists
+        if lists is not None:
+            raise ArgumentError(f"sampling must be 'uniform' for neighbor lists in a file ({lists.indices.file.path}), "
+                                "got 'labor', which reads them whole: give lists in memory")  # fmt: skip
 
     @property
     def is_plain(self) -> bool:

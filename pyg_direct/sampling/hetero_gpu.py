@@ -41,7 +41,14 @@ from pyg_direct.kernels.batch_counters import (
 )
 from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel, sorted_buckets
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
-from pyg_direct.kernels.sampling import captured_hops, captured_subgraph, hetero, weighted_gpu, worklist
+from pyg_direct.kernels.sampling import (
+    captured_hops,
+    captured_subgraph,
+    hetero,
+    labor_items,
+    weighted_gpu,
+    worklist,
+)
 from pyg_direct.kernels.sampling.excluded_edges import sort_edges_gpu
 from pyg_direct.kernels.sampling.link_ends import TABLE, WAY, find_link_edges_gpu
 from pyg_direct.kernels.sampling.worklist import COLUMNS
@@ -230,7 +237,7 @@ class HeteroGpuPlan(CapturedPlan):
     Args:
         fanouts: Fanouts by hop and relation, int64 `[H, R]`.
         rows: Rows of the topology, with the arrays that the rules need.
-        flags: TIMED and WEIGHTED of each relation, int64 `[R]`.
+        flags: Flags of each relation in work lists, int64 `[R]`.
         repeats: Whether nodes may stand several times among the seeds, which then are the different ones, ascending.
         num_batches: Batches that are sampled together; one unless trees are told apart.
         max_degree: See `GeneralSample`.
@@ -259,6 +266,7 @@ class HeteroGpuPlan(CapturedPlan):
         self.num_times = 2 if rules.window == hetero.BY_SEED else 1
         self.num_classes, self.num_entries = num_batches * len(topo.node_types), num_batches * len(topo.edge_types)
         self.is_weighted = rows.edge_weight.numel() > 0
+        self.is_shared = bool((flags & worklist.SHARED).any())
         self.has_table = not disjoint and fits_table(int(topo.type_starts[-1]), device)
         self._flags = flags
         sizes = np.array([topo.num_nodes[kind] for kind in topo.node_types], np.int64)
@@ -517,6 +525,9 @@ class HeteroGpuPlan(CapturedPlan):
                 run_gpu(weighted_gpu.pick_long_rows_gpu, full, hop, work, rows.edge_weight, slot.excluded, slot.nodes,
                         slot.trees, slot.starts, slot.sizes, slot.offsets, slot.scores, slot.draws,
                         stream=stream)  # fmt: skip
+        if self.is_shared and hop < self.num_hops:
+            run_gpu(labor_items.pick_labor_items_gpu, full, hop, work, rows.indices, slot.excluded, slot.starts,
+                    slot.sizes, slot.offsets, slot.draws, stream=stream)  # fmt: skip
         run_gpu(hetero.pick_items_gpu, full, hop, replace, layout.tree_shift, work, rows.indices, rows.edge_ids,
                 slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.draws, slot.repeats,
                 slot.sources, slot.ids, slot.targets, *self._list_marks(slot, hop), stream=stream)  # fmt: skip

@@ -31,9 +31,12 @@ from pyg_direct.kernels.sampling.worklist import (
     LOCAL,
     RELATION,
     ROWS,
+    SAME_KEYS,
+    SHARED,
     SOURCE_BASE,
     SOURCE_START,
     TIMED,
+    TYPE_SHIFT,
     WEIGHTED,
 )
 from pyg_direct.object_text import one_line, show_fanouts
@@ -73,7 +76,7 @@ def list_work(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.n
     """(relations with items, the work list) for nodes that stand type after type.
 
     Args:
-        flags: TIMED and WEIGHTED of each relation, int64 `[R]`.
+        flags: Flags of each relation, int64 `[R]`; BY_PLACE is of a hop.
         fanouts: Fanout of each relation, int64 `[R]`.
         counts: Nodes of each type, int64 `[T]`.
         known: Local id of the first of them, int64 `[T]`.
@@ -173,6 +176,9 @@ class GeneralPlan:
         self.rules = Rules(recipe.replace, recipe.temporal_strategy == "last", recipe.time_comparison == "<", window)
         weighted = topo.weighted & recipe.weighted
         self.flags = TIMED * topo.timed.astype(np.int64) + WEIGHTED * weighted.astype(np.int64)
+        if recipe.sampling == "labor":
+            assert not weighted.any() and topo.lists is None, "labor by weight, or of lists in files"
+            self.flags += SHARED + SAME_KEYS * recipe.layer_dependency + (topo.reached << TYPE_SHIFT)
         self.rows = topology.with_running_weights() if recipe.replace and weighted.any() else topology.rows
         self._has_table = not self.disjoint and fits_table(int(topo.type_starts[-1]), topology.device)
         if not weighted.any():

@@ -176,7 +176,15 @@ Draw: TypeAlias = Callable[[Tensor | slice, int], Pairs]
 
 
 class Edges(Protocol):
-    """Edges, and other links, that negative links must not be."""
+    """Edges, and other links, that negative links must not be.
+
+    Attributes:
+        parts: Keys that kernels of this process compare, each tensor ascending; at most two in a plan on a GPU.
+    """
+
+    @property
+    def parts(self) -> Sequence[Tensor]:
+        """See above."""
 
     def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:
         """Draw pairs that are edges anew, until the try `tries` - 1, in place; how many still are."""
@@ -224,12 +232,13 @@ class EdgeSet:
 
     Attributes:
         parts: Their keys (`join`), each tensor sorted for itself.
+        num_targets: Nodes at the second end.
     """
 
     def __init__(self, sources: Tensor, targets: Tensor, num_sources: int, num_targets: int) -> None:
         if num_sources * num_targets >= 2**63:
             raise ArgumentError(f"strict negatives need less than 2**63 pairs, got {num_sources} x {num_targets} nodes")
-        self._num_targets = num_targets
+        self.num_targets = num_targets
         self.parts = [self.join(sources.long(), targets.long()).sort().values]
 
     def with_parts(self, parts: Sequence[Tensor]) -> EdgeSet:
@@ -255,13 +264,13 @@ class EdgeSet:
         return Balance.add(self._weigh_few(few) for part in self.parts for few in _split(part))
 
     def _weigh_few(self, keys: Tensor) -> Balance:
-        sources, targets = keys // self._num_targets, keys % self._num_targets
+        sources, targets = keys // self.num_targets, keys % self.num_targets
         bits = draw_bits(keys, key=_BALANCE) - draw_bits(self.join(targets, sources), key=_BALANCE)
         return Balance(int((sources != targets).sum()), int(bits.sum()))
 
     def join(self, sources: Tensor, targets: Tensor) -> Tensor:
         """Pairs as one number each, int64 `[n]`."""
-        return sources * self._num_targets + targets
+        return sources * self.num_targets + targets
 
     def contains(self, sources: Tensor, targets: Tensor) -> Tensor:
         """Test for each pair whether it is an edge, bool `[n]`."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
 from pyg_direct.ops.argument_checks import check_choice, check_fanouts
+from pyg_direct.ops.sampling.sample_uniform import check_sampling
 from pyg_direct.sampling.seeds import PlacedEnds
 
 
@@ -150,6 +151,9 @@ class GeneralRecipe:
         time_window: Only edges after the seed's time minus this are allowed; None for no limit.
         weighted: Choose edges by their weights; without effect if the topology has none.
         seed_windows: Each seed has two times, and edges from the first to the second are allowed, both included.
+        sampling: `uniform`, or `labor` for draws that the rows of all relations of a hop share, and all trees too;
+            without replacement and weights.
+        layer_dependency: With `labor`: all hops share their draws too.
     """
 
     fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]]
@@ -161,6 +165,8 @@ class GeneralRecipe:
     time_window: int | None = None
     weighted: bool = True
     seed_windows: bool = False
+    sampling: str = "uniform"
+    layer_dependency: bool = False
 
     def __post_init__(self) -> None:
         for name, value, known in (("subgraph_type", self.subgraph_type, _SUBGRAPHS),
@@ -172,6 +178,7 @@ class GeneralRecipe:
             raise ArgumentError(f"time_window must be None or an integer in [0, 2**63), got {window!r}")
         if self.seed_windows and window is not None:
             raise ArgumentError(f"time_window must be None where each seed has a window of its own, got {window}")
+        check_sampling(self.sampling, self.replace, self.layer_dependency)
 
     @cached_property
     def max_degree(self) -> int | None:

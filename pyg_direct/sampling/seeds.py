@@ -22,7 +22,7 @@ from pyg_direct.ops.argument_checks import are_below, check_below, check_ids, ch
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, prepare_gpu, run_gpu
 from pyg_direct.runtime.cuda.launch import OPEN
-from pyg_direct.sampling.negative_links import TRIES, EdgeSet, Nodes
+from pyg_direct.sampling.negative_links import TRIES, Edges, Nodes
 
 _IDENTITY_BITS = 62
 # Seeds of a batch and their times, None for the times of the seeds themselves; by type if there are types.
@@ -433,17 +433,19 @@ class Ends:
         nodes: Nodes that negatives are drawn from, at either end, for a plan with types; None without negatives.
         avoided: Pairs that negatives are not, for a plan with types; None for none.
         ways: Relations whose edges of the links are not picked, and True for those with the reverse edges; likewise.
+        is_triplet: True if only targets have negatives; None to tell by their numbers.
     """
 
     is_cuda = False
 
     def __init__(self, sources: Tensor, targets: Tensor, more_sources: int, more_targets: int, has_labels: bool, *,
                  types: tuple[str | None, str | None] = (None, None), time: Tensor | None = None,
-                 nodes: tuple[Nodes, Nodes] | None = None, avoided: EdgeSet | None = None,
-                 ways: tuple[tuple[EdgeType, bool], ...] = ()) -> None:  # fmt: skip
+                 nodes: tuple[Nodes, Nodes] | None = None, avoided: Edges | None = None,
+                 ways: tuple[tuple[EdgeType, bool], ...] = (), is_triplet: bool | None = None) -> None:  # fmt: skip
         self.sources, self.targets = sources, targets
         self.more_sources, self.more_targets, self.has_labels = more_sources, more_targets, has_labels
         self.types, self.time, self.nodes, self.avoided, self.ways = types, time, nodes, avoided, ways
+        self.is_triplet = more_sources < more_targets if is_triplet is None else is_triplet
         self.num_links = sources.shape[0]
         self.num_pairs = self.num_links + more_sources
         self._count = self.num_pairs + self.num_links + more_targets
@@ -452,11 +454,6 @@ class Ends:
     def width(self) -> int:
         """Number of times of a link."""
         return 0 if self.time is None else self.time.dim()
-
-    @property
-    def is_triplet(self) -> bool:
-        """True if only targets have negatives."""
-        return self.more_sources < self.more_targets
 
     def numel(self) -> int:
         """Number of ends."""

@@ -46,8 +46,12 @@ def write(folder, graph, num_parts, rows, method="hash"):
                     direction=graph.direction, node_time=times or None)  # fmt: skip
 
 
-def sample_with_rows(folder, requests, recipe, num_parts, device, timed=False, beside=False):
-    """For each rank: its samples, the rows that others sent, its plan, and the number of its exchanges."""
+def sample_with_rows(folder, requests, recipe, num_parts, device, timed=False, beside=False, copied=None):
+    """For each rank: its samples, the rows that others sent, its plan, and the number of its exchanges.
+
+    Args:
+        copied: For each rank, ids by type whose rows it copies.
+    """
 
     def run(transport):
         # Rows may be exchanged by themselves.
@@ -56,11 +60,15 @@ def sample_with_rows(folder, requests, recipe, num_parts, device, timed=False, b
         features = {kind: {name: Feature(device=device).from_cpu_tensor(rows) for name, rows in table.rows.items()}
                     for kind, table in part.tables.items()}  # fmt: skip
         rows = RowExchange(part, comm, features)
+        if copied is not None:
+            rows.keep(copied[transport.rank])
         plan, found = PartPlan(part, recipe, comm, timed=timed, weighted=False, rows=rows), []
         for number in range(transport.rank, -(-len(requests) // num_parts) * num_parts, num_parts):
             seeds, times = requests[number] if number < len(requests) else ({}, {})
             found.append(plan.sample(as_tensors(seeds, device), KEY + number,
                                      seed_time=as_tensors(times, device) if timed else None))  # fmt: skip
+        if copied is not None:
+            found.append(rows.num_kept)
         return found, rows.num_remote, plan._find_captured(), transport.num_exchanges
 
     return run_lockstep(run, num_parts)
@@ -121,6 +129,31 @@ def test_rows_of_odd_graphs(tmp_path_factory, device, data, disjoint, num_parts)
 
 
 @ON_GPU_PLANS
+@pytest.mark.parametrize(("num_parts", "method"), [(2, "hash"), (4, "range")])
+@pytest.mark.parametrize("beside", [False, True])
+def test_rows_that_are_copied_are_not_sent(tmp_path, device, num_parts, method, beside):
+    graph = make_parts()
+    rows, requests = make_rows(graph), make_requests(num_parts)
+    write(tmp_path / "p", graph, num_parts, rows, method)
+    # The first rank copies all rows of all types, the second none, others some.
+    copied = [{kind: torch.arange(0 if rank == 1 else size)[:: 1 + rank] for kind, size in graph.num_nodes.items()}
+              for rank in range(num_parts)]  # fmt: skip
+
+    results = sample_with_rows(tmp_path / "p", requests, GeneralRecipe(FANOUTS), num_parts, device,
+                               beside=beside and device.type == "cpu", copied=copied)  # fmt: skip
+
+    books = GraphPart(tmp_path / "p", 0, device=torch.device("cpu")).books
+    for rank, ((*samples, num_kept), num_remote, plan, _) in enumerate(results):
+        check(samples, graph, rows)
+        assert plan.room == results[0][2].room
+        others = [(kind, int(node)) for sample in samples for kind, ids in sample.node.items() for node in ids.tolist()
+                  if int(books[kind].owners(torch.tensor([node]))) != rank]  # fmt: skip
+        here = [(kind, node) for kind, node in others if node in copied[rank][kind].tolist()]
+        assert (num_remote, num_kept) == (len(others) - len(here), len(here))
+    assert results[0][1] == 0 < results[0][0][-1]
+
+
+@ON_GPU_PLANS
 def test_all_ranks_fetch_again_what_one_has_no_room_for(tmp_path, device, monkeypatch):
     graph = make_parts()
     rows = make_rows(graph)
@@ -173,7 +206,7 @@ def test_rows_that_kernels_alone_do_not_read_come_after_the_batch(tmp_path, devi
         rows = RowExchange(part, comm)
         if transport.rank == 1:
             # Of this rank alone.
-            rows._has_copies = True
+            rows.find_captured = lambda: None
         plan = PartPlan(part, GeneralRecipe(FANOUTS), comm, timed=False, weighted=False, rows=rows)
         return plan.sample(as_tensors(make_requests(2)[transport.rank][0], device), KEY).rows
 

@@ -147,6 +147,69 @@ def test_links_with_negatives_take_the_exchanges_of_their_hops(tmp_path, device)
 
 
 @ON_GPU_PLANS
+@pytest.mark.filterwarnings("ignore:strict_negatives")
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("negatives", [NegativeSampling("binary", amount=3), TRIPLET], ids=["binary", "triplet"])
+def test_strict_negatives_of_a_dense_graph_are_drawn_until_none_is_left(tmp_path, device, negatives, timed):
+    data = make_data(6, 90)
+    # Nodes 0 and 1 have edges to all.
+    ends = torch.cartesian_prod(torch.arange(2), torch.arange(6)).t()
+    data.edge_index[:, : ends.shape[1]] = ends
+    write_data(tmp_path / "p", data, 2, times=timed)
+    times = data.time[data.edge_index].amax(0) if timed else None
+    options = {"strict_negatives": True} | ({"time_attr": "time"} if timed else {})
+    batches = list_links(data.edge_index, 4, times=times)
+
+    got = sample_in_parts(tmp_path / "p", batches, options, negatives, device)
+
+    alone = NeighborSampler(data, FANOUTS, device="cpu", **options)
+    for number, (links, (found, _)) in enumerate(zip(batches, got, strict=True)):
+        assert found == as_lists(alone.sample_from_edges(links, negatives, key=KEY + number))
+
+
+@ON_GPU_PLANS
+def test_strict_negatives_take_two_exchanges_and_none_of_the_host(tmp_path, device):
+    data = make_data(40, 160)
+    write_data(tmp_path / "p", data, 2)
+    links = list_links(data.edge_index, 4)
+    # Links that kernels do not read are brought to them.
+    links[0].row = links[0].row.int()
+    alone = NeighborSampler(data, FANOUTS, device="cpu", strict_negatives=True)
+
+    def run(transport):
+        graph, counts = LockstepGraph(tmp_path / "p", transport, device), []
+        sampler = DistNeighborSampler(graph, FANOUTS, strict_negatives=True)
+        own = links[-1 if transport.rank else 0]
+        for _ in range(6):
+            before = transport.num_exchanges
+            out = sampler.sample_from_edges(own, "binary", key=KEY)
+            counts.append(transport.num_exchanges - before)
+            # Asked once: whether all edges go both ways.
+            graph.communicator.exchange = None
+        return as_lists(out), counts[-1]
+
+    (first, count), (second, count_of_none) = run_lockstep(run, 2)
+
+    assert count == count_of_none == 2 * len(FANOUTS) + 1 + 2
+    assert first == as_lists(alone.sample_from_edges(links[0], "binary", key=KEY))
+    assert second["node"] == []
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize("edge_type", [("author", "writes", "paper"), ("paper", "cites", "paper")], ids="_".join)
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"exclude_target_edges": True}], ids=str)
+def test_strict_negatives_of_a_graph_with_types(tmp_path, device, edge_type, options):
+    data = write_typed(tmp_path / "p")
+    batches, options = list_links(data[edge_type].edge_index, 4, edge_type), options | {"strict_negatives": True}
+
+    got = sample_in_parts(tmp_path / "p", batches, options, "binary", device)
+
+    alone = NeighborSampler(data, FANOUTS, device="cpu", **options)
+    for number, (links, (found, _)) in enumerate(zip(batches, got, strict=True)):
+        assert found == as_lists(alone.sample_from_edges(links, "binary", key=KEY + number))
+
+
+@ON_GPU_PLANS
 def test_times_that_are_not_given_are_those_of_nodes_and_missing_for_links(tmp_path, device):
     data = make_data(40, 160)
     write_data(tmp_path / "p", data, 2, times=True)
@@ -163,3 +226,17 @@ def test_times_that_are_not_given_are_those_of_nodes_and_missing_for_links(tmp_p
     alone = NeighborSampler(data, FANOUTS, time_attr="time", device="cpu")
     expected = [as_lists(alone.sample_from_nodes(own, key=KEY + number)) for number, own in enumerate(seeds)]
     assert run_lockstep(run, 2) == [expected] * 2
+
+
+@ON_GPU_PLANS
+def test_labor_is_refused_before_ranks_exchange(tmp_path, device):
+    data = write_typed(tmp_path / "p")
+
+    def run(transport):
+        sampler = DistNeighborSampler(LockstepGraph(tmp_path / "p", transport, device), FANOUTS)
+        sampler.sampling = "labor"
+        with pytest.raises(ArgumentError, match="sampling must be 'uniform' for a graph in parts, got 'labor'"):
+            sampler.sample_from_nodes(NodeSamplerInput(None, torch.arange(3), input_type="paper"), key=KEY)
+        return data.num_nodes
+
+    assert run_lockstep(run, 2) == [69, 69]

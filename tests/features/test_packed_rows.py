@@ -10,8 +10,18 @@ import pytest
 import torch
 import typer
 from pyarrow import parquet
+from torch_geometric.data import Data
 
-from pyg_direct import CSRTopo, DeviceConfig, Feature, pack_rows, save_rows
+from pyg_direct import (
+    CSRTopo,
+    DeviceConfig,
+    Feature,
+    FeatureStore,
+    NeighborLoader,
+    order_by_reads,
+    pack_rows,
+    save_rows,
+)
 from pyg_direct.cli.app import app
 from pyg_direct.errors import ArgumentError, FileError, PygDirectError
 from pyg_direct.features import packed_rows
@@ -298,6 +308,49 @@ def test_the_command_packs(tmp_path, table, capsys, options):
     first = {"order": ORDER[0], "hotness": 0, "edges": 3, "parts": 3}[options[-1]]
     assert packed_rows.RowFile(target).order[0] == first
     assert PACKED.encode() in target.read_bytes()[:4096]
+
+
+def test_the_command_packs_for_the_epochs_of_a_loader(tmp_path):
+    rows, edges = torch.randn(600, 8), torch.randint(600, (2, 3000), generator=torch.Generator().manual_seed(0))
+    path, target = save_rows(tmp_path / "x.npy", rows), tmp_path / "packed.safetensors"
+    arrays = {"edges": edges, "input-nodes": torch.arange(0, 600, 4)}
+    words = ["--num-neighbors", "4,2", "--batch-size", "8", "--seed", "3", "--ahead", "8000B", "--epochs", "2"]
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array.numpy())
+        words += [f"--{name}", str(tmp_path / f"{name}.npy")]
+    feature, store = Feature().from_file(path), FeatureStore()
+    store[None, "x", None] = feature
+    loader = NeighborLoader((store, Data(edge_index=edges, num_nodes=600)), [4, 2], arrays["input-nodes"], batch_size=8,
+                            shuffle=True, seed=3, ahead="8000B")  # fmt: skip
+
+    app(["pack", str(path), str(target), *words], standalone_mode=False)
+
+    assert torch.equal(packed_rows.RowFile(target).order, order_by_reads(loader, feature, num_epochs=2))
+    assert torch.equal(Feature(device="cpu").from_file(target)[torch.arange(600)], rows)
+
+
+@pytest.mark.parametrize(("words", "named"), [
+    ([], "give --edges, --num-neighbors, --seed and --ahead with --input-nodes, and no --parts"),
+    (["--edges", "e.npy"], "give --edges, --num-neighbors, --seed and --ahead with --input-nodes, and no --parts"),
+    (["--edges", "e.npy", "--num-neighbors", "4,x", "--seed", "0", "--ahead", "1G"],
+     "--num-neighbors must be integers, such as 15,10,5, got 4,x"),
+    (["--edges", "e.npy", "--num-neighbors", "4", "--seed", "0", "--ahead", "1G", "--epochs", "0"],
+     "--epochs must be an integer of at least 1, got 0"),
+])  # fmt: skip
+def test_the_command_names_options_of_a_loader_that_do_not_fit(tmp_path, table, monkeypatch, words, named):
+    monkeypatch.chdir(tmp_path)
+    np.save("e.npy", np.zeros((2, 3), np.int64))
+    np.save("n.npy", np.arange(5))
+
+    with pytest.raises(typer.BadParameter, match=named):
+        app(["pack", str(table[1]), "packed.safetensors", "--input-nodes", "n.npy", *words], standalone_mode=False)
+
+
+@pytest.mark.parametrize("words", [["--seed", "0"], ["--ahead", "1G"], ["--num-neighbors", "4"]])
+def test_options_of_a_loader_without_its_nodes_are_named(tmp_path, table, words):
+    with pytest.raises(typer.BadParameter, match="give --num-neighbors, --seed and --ahead only with --input-nodes"):
+        app(["pack", str(table[1]), str(tmp_path / "packed.safetensors"), "--edges", "e.npy", *words],
+            standalone_mode=False)  # fmt: skip
 
 
 @pytest.mark.parametrize("words", [[], ["--order", "a.npy", "--hotness", "b.npy"], ["--order", "missing.npy"]])

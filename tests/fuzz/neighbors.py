@@ -11,14 +11,12 @@ import torch
 from pyg_direct import NeighborLoader, NodeLoader, SubGraphLoader
 from pyg_direct.sampler import NeighborSampler
 from tests.fuzz.compare import assert_store
-from tests.fuzz.graphs import LINKS, NODES, make_one_type, make_types, sort_by_end, to_data, to_hetero
+from tests.fuzz.graphs import NODES, make_one_type, make_types, sort_by_end, to_data, to_hetero
 from tests.fuzz.space import Row, Space
 from tests.fuzz.ways import RANKS, loading_options, read_loading, read_topology, run_epochs, same, topology_options
 from tests.reference.bidirectional import make_bidirectional
-from tests.reference.compress import compress
 from tests.reference.draw import call_key
 from tests.reference.general import Options, Output, Parts, sample
-from tests.reference.sample import sample as sample_plain
 
 # The last: each seed has one of its own.
 NO_WINDOW, WINDOW, OWN_WINDOWS = "none", "3", "own"
@@ -28,7 +26,7 @@ FANOUTS = ("few", "many", "all", "mixed", "none")
 # What the captured plan of a homogeneous graph makes batches of; some options need it.
 PLAIN = {"graph": "data", "via": "NeighborLoader", "time": "none", "weight": "no", "disjoint": "no",
          "subgraph": "directional", "fanout_by": "hop"}  # fmt: skip
-NEED_PLAIN = {"sampling": "uniform", "topology_cache": "none"}
+NEED_PLAIN = {"topology_cache": "none"}
 
 
 def sampling_options() -> dict[str, tuple[str, ...]]:
@@ -38,7 +36,7 @@ def sampling_options() -> dict[str, tuple[str, ...]]:
         "subgraph": ("directional", "bidirectional", "induced"), "time": ("none", "node", "edge"),
         "strategy": ("uniform", "last"), "compare": ("<=", "<"), "window": (NO_WINDOW, WINDOW, OWN_WINDOWS),
         "weight": ("no", "yes"), "fanout": FANOUTS, "fanout_by": ("hop", "relation"), "hops": ("1", "2", "3"),
-        "reverses": ("yes", "no"), "sorted": ("no", "yes"),
+        "reverses": ("yes", "no"), "sorted": ("no", "yes"), "sampling": ("uniform", "labor", "layers"),
     }  # fmt: skip
 
 
@@ -51,6 +49,10 @@ SAMPLING_RULES = (
     (("graph", "fanout_by"), lambda graph, by: graph == "hetero" or by == "hop"),
     (("graph", "reverses"), lambda graph, reverses: graph == "hetero" or reverses == "yes"),
     (("time", "sorted"), lambda time, ordered: time != "none" or ordered == "no"),
+    *(
+        ((name, "sampling"), lambda value, sampling: sampling == "uniform" or value == "no")
+        for name in ("replace", "weight")
+    ),
 )
 
 
@@ -58,7 +60,7 @@ def space(device: str) -> Space:
     """The options of this subject."""
     options = {
         **sampling_options(), "via": ("NeighborLoader", "NodeLoader", "SubGraphLoader"),
-        "sampling": ("uniform", "labor", "layers"), "direction": ("forward", "backward"),
+        "direction": ("forward", "backward"),
         "input_time": ("own", "given"), "seeds": ("all", "ids", "mask", "repeated", "empty"),
         "hotness": ("expected", "degree", "frequency"), "presample": ("none", "0.5", "2"),
         "super_batch": ("1", "3"), "ranks": tuple(RANKS), "input_id": ("none", "given"),
@@ -67,7 +69,6 @@ def space(device: str) -> Space:
     rules = (
         *SAMPLING_RULES,
         (("via", "subgraph"), lambda via, kind: via != "SubGraphLoader" or kind == "induced"),
-        (("sampling", "replace"), lambda sampling, replace: sampling == "uniform" or replace == "no"),
         (("via", "direction"), lambda via, direction: via == "NodeLoader" or direction == "forward"),
         (("time", "direction"), lambda time, direction: time == "none" or direction == "forward"),
         # Edges tell nothing of the times of seeds.
@@ -116,6 +117,8 @@ def sampling_arguments(row: Row) -> dict[str, Any]:
         "time_window": int(row["window"]) if row["window"] == WINDOW else None,
         "time_attr": {"none": None, "node": "time", "edge": "when"}[row["time"]],
         "weight_attr": "weight" if row["weight"] == "yes" else None, "is_sorted": row.get("sorted") == "yes",
+        "sampling": "uniform" if row.get("sampling", "uniform") == "uniform" else "labor",
+        "layer_dependency": row.get("sampling") == "layers",
     }  # fmt: skip
 
 
@@ -143,25 +146,14 @@ def expect_times(row: Row, name: str, times: list[Any] | None) -> dict[str, Any]
 
 def expect_sample(row: Row, graph: Parts, seeds: dict, fanouts: dict, key: int, times: dict | None) -> Output:
     """What is sampled, by the reference."""
-    if row.get("sampling", "uniform") != "uniform":
-        return expect_labor(row, graph, seeds[NODES], fanouts[LINKS], key)
+    sampling = row.get("sampling", "uniform")
     options = Options(row["replace"] == "yes", row["disjoint"] == "yes",
                       "induced" if row["subgraph"] == "induced" else "directional", row["strategy"], row["compare"],
                       int(row["window"]) if row["window"] == WINDOW else None,
-                      row["window"] == OWN_WINDOWS)  # fmt: skip
+                      row["window"] == OWN_WINDOWS, "uniform" if sampling == "uniform" else "labor",
+                      sampling == "layers")  # fmt: skip
     out = sample(graph, seeds, fanouts, key, options, times)
     return make_bidirectional(out, row["graph"] == "data") if row["subgraph"] == "bidirectional" else out
-
-
-def expect_labor(row: Row, graph: Parts, seeds: list[int], fanouts: list[int], key: int) -> Output:
-    """The same with LABOR."""
-    (count,), (pairs,) = graph.num_nodes.values(), graph.edges.values()
-    rows = compress([target for _, target in pairs], [source for source, _ in pairs], count)
-    out = sample_plain(rows, seeds, fanouts, key, sampling="labor", layer_dependency=row["sampling"] == "layers")
-    nodes, edges = ([after - before for before, after in zip([0, *ends], ends, strict=False)]
-                    for ends in (out.node_counts, out.edge_counts[1:]))  # fmt: skip
-    return Output({NODES: out.n_id}, {LINKS: out.edge_index[0]}, {LINKS: out.edge_index[1]}, {LINKS: out.e_id}, None,
-                  {NODES: nodes}, {LINKS: edges})  # fmt: skip
 
 
 def rows_of(store: Any, ids: list[int] | None, skip: tuple[str, ...]) -> dict[str, Any]:
@@ -270,12 +262,9 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
         if row["via"] == "SubGraphLoader":
             rest = {name: value for name, value in arguments.items() if name != "subgraph_type"}
             return SubGraphLoader(held, input_nodes, num_neighbors, **given_times, **rest, **places, **options)
-        sampling = {"sampling": "uniform" if row["sampling"] == "uniform" else "labor",
-                    "layer_dependency": row["sampling"] == "layers"}  # fmt: skip
         return NeighborLoader(held, num_neighbors, input_nodes, **given_times, hotness=row["hotness"],
                               presample=None if row["presample"] == "none" else float(row["presample"]),
-                              super_batch=int(row["super_batch"]), **sampling, **arguments, **places,
-                              **options)  # fmt: skip
+                              super_batch=int(row["super_batch"]), **arguments, **places, **options)  # fmt: skip
 
     def check(batch: Any, positions: list[int], key: int) -> None:
         seeds = {kind: [ids[position] for position in positions]}

@@ -43,7 +43,7 @@ from tests.reference.general import Parts
 
 def space(device: str) -> Space:
     """The options of this subject."""
-    left_out = ("graph", "reverses", "sorted")
+    left_out = ("graph", "reverses", "sorted", "sampling")
     sampling = {name: values for name, values in sampling_options().items() if name not in left_out}
     options = {**sampling, "method": ("hash", "range", "streaming", "given"), "parts": ("1", "2", "3"),
                "direction": ("in", "out"), "ids": ("int64", "int32"), "threads": ("one", "all"),

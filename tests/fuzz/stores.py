@@ -17,7 +17,7 @@ from tests.fuzz.ways import CACHES, STORED, loading_options
 from tests.reference.compress import compress
 
 # Options of the loaders that stores leave at their defaults, or that say the same here.
-FIXED = {"weight": "no", "sampling": "uniform", "direction": "forward", "hotness": "expected", "presample": "none",
+FIXED = {"weight": "no", "direction": "forward", "hotness": "expected", "presample": "none",
          "super_batch": "1", "topology": "same", "topology_cache": "none", "input_id": "none", "cache": "none",
          "store": "none", "threads": "one", "hook": "none", "exclude": "no", "labels": "no", "strict": "no",
          "amount": "one", "end_weights": "none"}  # fmt: skip
@@ -36,7 +36,7 @@ def space(device: str) -> Space:
     }  # fmt: skip
     del options["weight"]
     rules = (
-        *neighbors.SAMPLING_RULES,
+        *(rule for rule in neighbors.SAMPLING_RULES if "weight" not in rule[0]),
         # As in PyG: seeds must be told where there are no types.
         (("graph", "via", "seeds"), lambda graph, via, seeds: graph == "hetero" or "Link" in via or seeds != "all"),
         (("via", "subgraph"), lambda via, kind: via != "SubGraphLoader" or kind == "induced"),

@@ -21,7 +21,7 @@ KERNELS = [kernel for kernel in GPU_KERNELS if kernel.fn.__module__.startswith("
 SOURCES = sorted(path.stem for path in source_folder().glob("*.cu"))
 
 # numba-cuda-mlir 0.6 takes a shared array that a function is given for one in GPU memory when it counts in it.
-NOT_WITH_MLIR = {"pick_labor_gpu"}
+NOT_WITH_MLIR = {"pick_labor_gpu", "pick_labor_items_gpu"}
 
 
 def all_kernels(not_with_mlir=frozenset()):

@@ -392,6 +392,8 @@ def test_other_arguments_are_refused(path, tmp_path):
     adjacency = Data(adj_t=torch.eye(NODES).to_sparse_csr(), num_nodes=NODES)
     with pytest.raises(ArgumentError, match="data must have edge_index where rows lie in files, got adj_t"):
         infer(model, adjacency, x=feature, device="cpu")
+    with pytest.raises(ArgumentError, match="data must have edge_index or adj_t, got Data"):
+        infer(model, Data(num_nodes=NODES), x=feature, device="cpu")
     with pytest.raises(ArgumentTypeError, match=r"features in a pyg_direct.FeatureStore"):
         infer(model, (Data(), graph_without_rows()), device="cpu")
     assert os.listdir(tmp_path) == ["x.npy"]

@@ -20,9 +20,11 @@ from pyg_direct import (
     save_rows,
 )
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.features import range_reader
+from pyg_direct.features import range_reader, staged_reader
 from pyg_direct.features.disk_rates import DiskRates
 from pyg_direct.features.row_files import RowFile
+from pyg_direct.features.tiers.window import RowWindow
+from pyg_direct.loader import sampler_loader
 from pyg_direct.loader.prefetch.foresight import Foresight
 
 NODES, WIDTH = 6000, 128
@@ -200,6 +202,52 @@ def test_wrong_arguments_are_named(path, device):
         order_by_reads(loader, Feature(device=device).from_file(path))
     with pytest.raises(ArgumentError, match="num_epochs must be an integer of at least 1, got 0"):
         order_by_reads(loader, feature, num_epochs=0)
+
+
+@pytest.fixture
+def give_device(monkeypatch):
+    """Rows of files may have so many bytes of the device; on a CPU its memory stands for a GPU's."""
+
+    def give(num_bytes):
+        monkeypatch.setattr(staged_reader, "find_device_room", lambda *args: num_bytes)
+        monkeypatch.setattr(sampler_loader, "_SMALL_BYTES", 0)
+
+    return give
+
+
+def test_rows_are_ordered_for_host_memory_if_the_device_has_no_piece_for_them(path, device, give_device, monkeypatch):
+    ahead, empty = "60M", torch.empty
+    give_device(0)
+    monkeypatch.setattr(RowWindow, "fit_rows", staticmethod(lambda *args: X.nbytes // 4))
+    expected = order_by_reads(*open_loader(path, device, ahead))
+    give_device(X.nbytes // 2)
+    on_device = order_by_reads(*open_loader(path, device, ahead))
+
+    def refuse(*size, **options):
+        if options.get("dtype") is torch.uint8 and size == (X.nbytes // 2,):
+            raise torch.OutOfMemoryError("no piece is large enough")
+        return empty(*size, **options)
+
+    loader = open_loader(path, device, ahead)
+    monkeypatch.setattr(torch, "empty", refuse)
+
+    assert torch.equal(order_by_reads(*loader), expected)
+    assert not torch.equal(on_device, expected)
+
+
+def test_rows_are_ordered_for_the_memory_that_an_earlier_epoch_has_taken(path, device, give_device, monkeypatch):
+    monkeypatch.setattr(RowWindow, "fit_rows", staticmethod(lambda *args: X.nbytes // 4))
+    give_device(X.nbytes // 2)
+    loader, feature = open_loader(path, device, "60M")
+    look(loader)
+    other, rows = open_loader(path, device, "60M")
+    other.load_state_dict(loader.state_dict())
+    expected = order_by_reads(other, rows)
+    # Less than the window of the loader has.
+    give_device(X.nbytes // 4)
+
+    assert torch.equal(order_by_reads(loader, feature), expected)
+    assert not torch.equal(order_by_reads(other, rows), expected)
 
 
 def test_the_last_window_is_listed_however_late_it_reads(path, device, monkeypatch):

@@ -1,10 +1,13 @@
 """Rows of a file that a device holds whole, read while something else is done."""
 
+import threading
+
 import pytest
 import torch
 
 from pyg_direct import Feature, save_rows
 from pyg_direct.errors import FileError
+from pyg_direct.features import range_reader
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.loader import whole_table
 from pyg_direct.loader.whole_table import WholeTable, fits_device
@@ -84,3 +87,18 @@ def test_an_error_of_the_read_is_raised_by_the_wait(path, device):
     with pytest.raises(FileError, match=r"x\.npy was taken away"):
         table.wait()
     table.close()
+
+
+def test_a_disk_that_hangs_is_named_by_the_wait(path, device, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(range_reader, "read_file_ranges_cpu", lambda *args: go_on.wait() and 0)
+    monkeypatch.setattr(range_reader, "_LEAVE", 0.1)
+    monkeypatch.setenv("PYG_DIRECT_DISK_TIMEOUT", "0.3")
+    table = open_table(Feature(device=device).from_file(path), device)
+
+    try:
+        with pytest.raises(FileError, match=r"x\.npy gave no bytes for 0\.3 seconds, at byte 0"):
+            table.wait()
+    finally:
+        go_on.set()
+        table.close()

@@ -47,7 +47,10 @@ def of_aggregation(name, **kwargs):
 # Those that are given rows of edges.
 WITH_ROWS = {
     "TransformerConv": lambda: nn.TransformerConv(WIDTH, 5, heads=2, edge_dim=3, beta=True),
-    "PNAConv": lambda: nn.PNAConv(WIDTH, OUT, ["mean", "min", "max", "std"], SCALERS, DEGREES, edge_dim=3, towers=2),
+    # With one matrix it has a file.
+    "PNAConv": lambda: nn.PNAConv(
+        WIDTH, OUT, ["mean", "min", "max", "std"], SCALERS, DEGREES, edge_dim=3, towers=2, pre_layers=2
+    ),
     "NNConv": lambda: nn.NNConv(WIDTH, OUT, Linear(3, WIDTH * OUT), aggr="mean"),
     "NNConv of sums": lambda: nn.NNConv(WIDTH, OUT, Linear(3, WIDTH * OUT)),
     "GENConv": lambda: nn.GENConv(WIDTH, OUT, edge_dim=3, learn_t=True),
@@ -94,6 +97,15 @@ def everywhere(monkeypatch):
     fused = any_convolution.fused_softmax
     monkeypatch.setattr(any_convolution, "fused_softmax", lambda *args, **kwargs: (
         made.append("softmax") or fused(*args, **kwargs)))  # fmt: skip
+    weighted = any_convolution.sum_weighted
+
+    def sum_weighted(*args):
+        out = weighted(*args)
+        if out is not None:
+            made.append("weighted rows")
+        return out
+
+    monkeypatch.setattr(any_convolution, "sum_weighted", sum_weighted)
     return made
 
 

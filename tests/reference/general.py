@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from tests.reference.draw import draw, hop_key
+from tests.reference.labor import pick_places
 from tests.reference.neighbor import pick_neighbors
 
 # Slots of the draws that give relations and trees keys of their own.
@@ -40,6 +41,8 @@ class Options:
     time_comparison: str = "<="
     time_window: int | None = None
     seed_windows: bool = False
+    sampling: str = "uniform"
+    layer_dependency: bool = False
 
 
 @dataclass
@@ -120,7 +123,10 @@ def pick_edges(graph, edge_type, node, tree, fanout, key, hop, seed_time, option
         own_key = draw(own_key, relation, RELATION)
     if tree is not None:
         own_key = draw(own_key, tree, TREE)
-    if edge_type in graph.edge_weight:
+    if options.sampling == "labor":
+        kind = list(graph.num_nodes).index(ends_of(graph, edge_type)[1])
+        places = pick_places([neighbor for neighbor, _, _ in row], fanout, key, hop, options.layer_dependency, kind)
+    elif edge_type in graph.edge_weight:
         weights = [graph.edge_weight[edge_type][edge] for _, edge, _ in row]
         places = pick_weighted(weights, node, fanout, own_key, options.replace)
     else:

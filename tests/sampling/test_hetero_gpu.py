@@ -27,6 +27,8 @@ KINDS = {
     "timed": ("node", False, Options(temporal_strategy="last")),
     "weighted": ("edge", True, Options(replace=True, time_window=5)),
     "induced": ("", False, Options(subgraph_type="induced")),
+    "labor": ("", False, Options(sampling="labor")),
+    "labor by time": ("edge", False, Options(sampling="labor", layer_dependency=True, time_window=8)),
     "trees induced": ("edge", True, Options(subgraph_type="induced", time_window=8)),
 }
 pytestmark = ON_GPU_PLANS

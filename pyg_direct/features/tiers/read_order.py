@@ -49,6 +49,9 @@ class ReadRecorder(RowWindow):
             self.reads.append(missing.astype(self._dtype))
         return True
 
+    def read_rest(self) -> None:
+        """Do nothing: nothing is read."""
+
     def _add_passed(self, rows: np.ndarray, room: int) -> np.ndarray:
         """Return the rows alone: others do not lie in their pages once the file has another order."""
         return rows

@@ -6,7 +6,8 @@ rows. So nearly all of the memory holds one window. Rows that a later batch clai
 rule (IBM Systems Journal 5(2), 1966) for all batches that are known; among the others the rows claimed last stay.
 
 If the memory holds all rows, none is given up. Once batches have asked for half of them, the others are read too, in
-order. Kernels then read the table as one in memory, and batches need no plan.
+order: before the window is ready if they lie between its rows, and after it otherwise. Kernels then read the table as
+one in memory, and batches need no plan.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pyg_direct.features.tiers.base import TableTier, Tier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier, file_of
 from pyg_direct.features.tiers.host_window import open_host_window
 from pyg_direct.kernels.rows.file_ranges import PAGE
+from pyg_direct.kernels.rows.fresh_rows import list_fresh_rows_cpu
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.rows.gather_rows import (
     DEFAULT_BLOCKS,
@@ -48,6 +50,10 @@ _TABLE_BYTES, _SLOT_BYTES, _KEPT_BYTES = 8, 40, 16
 _PARTS = 16
 # Rows that are looked up in the page cache to learn if a file is in it.
 _PROBES = 256
+# Rows of the table for each row to be found in order, at most, up to which a look at all takes less than a sort.
+_SCANNED = 16
+# Bytes of a run of rows, on average, by which the disk reads runs as it reads a file in order.
+_LONG_RUN = 256 << 10
 # Bytes of rows that are read at a time if all rows stay in memory: lists of rows stay short.
 _AT_ONCE = 512 << 20
 
@@ -144,7 +150,7 @@ class RowWindow(Tier):
         self._least_part = max(1, count // _PARTS)
         # By row: its slot, and the last batch that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
-        self._keeps_all, self._num_held = count == num_rows, 0
+        self._keeps_all, self._has_rest, self._num_held = count == num_rows, False, 0
         # If all rows stay, the slot of a row has its number.
         self._held = np.full(0 if self._keeps_all else count, -1, np.int64)
         self._whole: TableTier | None = None
@@ -224,6 +230,12 @@ class RowWindow(Tier):
         tables = self._slots.nbytes + self._claims.nbytes + self._held.nbytes
         return self._rows.numel() * self.dtype.itemsize + tables
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes for rows on the host, and on the device after they passed through the host."""
+        num_bytes = len(self._rows) * self._row_bytes
+        return (0, num_bytes) if isinstance(self._reader, StagedReader) else (num_bytes, 0)
+
     def leave(self, is_left: bool = True) -> None:
         """Let a read that is under way end early; or read again."""
         self._reader.leave(is_left)
@@ -240,8 +252,11 @@ class RowWindow(Tier):
         if self.is_whole:
             return Claim(ids, ids[:0])
         ids = ids[(ids >= 0) & (ids < self.shape[0])]
-        is_fresh = slice(None) if number != self._number else self._claims[ids] < self._first_batch
-        return Claim(ids, np.unique(ids[is_fresh]))
+        # In a new window no row is claimed.
+        first_batch = self._first_batch if number == self._number else np.iinfo(np.int32).max
+        fresh = np.empty(len(ids), np.int64)
+        table = np.full(1 << (2 * len(ids)).bit_length(), -1, np.int64)
+        return Claim(ids, fresh[: list_fresh_rows_cpu(ids, self._claims, first_batch, table, fresh)])
 
     def has_room(self, number: int, claim: Claim) -> bool:
         """Report whether the rows of a batch fit the window beside those claimed for it."""
@@ -262,8 +277,11 @@ class RowWindow(Tier):
             self._batch = batch
             self.note_asked(len(claim.ids))
             return
-        fresh = claim.fresh[: self.most_rows - self._num_in_window]
-        is_whole = len(fresh) == len(claim.fresh)
+        fresh, room = claim.fresh, self.most_rows - self._num_in_window
+        is_whole = len(fresh) <= room
+        if not is_whole:
+            # Side by side in the file.
+            fresh = np.sort(fresh)[:room]
         self._batch = batch
         self.num_asked += len(claim.ids)
         self._claims[claim.ids if is_whole else fresh] = batch
@@ -314,11 +332,36 @@ class RowWindow(Tier):
         """Read the rows of a window that are not in memory; each row has a slot of its number."""
         missing = self._find_wanted()
         missing = self._add_passed(missing, self.shape[0] - self._num_held - len(missing))
-        # In order all take about as long as those of the next windows.
-        is_rest = 2 * (self._num_held + len(missing)) >= self.shape[0]
+        self._has_rest = 2 * (self._num_held + len(missing)) >= self.shape[0]
+        if not self._has_rest or self._can_wait(missing):
+            self._read_parts(missing)
+        else:
+            # In order all take about as long as those of the next windows.
+            self._has_rest = False
+            self._read_parts(None)
+
+    def _can_wait(self, missing: np.ndarray) -> bool:
+        """Report whether rows outside of memory and of a list lie in long runs, which take no longer if read later."""
+        is_left = self._slots < 0
+        is_left[missing] = False
+        num_runs = 1 + int(np.count_nonzero(is_left[1:] & ~is_left[:-1]))
+        return int(np.count_nonzero(is_left)) * self._row_bytes >= _LONG_RUN * num_runs
+
+    def read_rest(self) -> None:
+        """Read all rows that are not in memory, if memory holds the table and batches have asked for half of it.
+
+        Raises:
+            FileError: see `RangeReader.read`.
+        """
+        if self._has_rest:
+            self._has_rest = False
+            self._read_parts(None)
+
+    def _read_parts(self, missing: np.ndarray | None) -> None:
+        """Read rows, ascending, each to the slot of its number; None for all that are not in memory."""
         step = max(1, _AT_ONCE // self._row_bytes)
         for first in range(0, self.shape[0], step):
-            if is_rest:
+            if missing is None:
                 part = first + np.flatnonzero(self._slots[first : first + step] < 0)
             else:
                 part = missing[slice(*np.searchsorted(missing, [first, first + step]))]
@@ -379,8 +422,11 @@ class RowWindow(Tier):
         """Return the rows that the window has claimed and that are not in memory, ascending."""
         wanted = np.concatenate(self._wanted) if self._wanted else np.empty(0, np.int64)
         self._wanted = []
-        wanted.sort()
-        return wanted[self._slots[wanted] < 0]
+        missing = wanted[self._slots[wanted] < 0]
+        if _SCANNED * len(missing) > self.shape[0]:
+            return np.flatnonzero((self._claims >= self._first_batch) & (self._slots < 0))
+        missing.sort()
+        return missing
 
     def _add_passed(self, rows: np.ndarray, room: int) -> np.ndarray:
         """Return the same rows with others in the pages that are read for them, as many as have empty slots."""
@@ -394,8 +440,8 @@ class RowWindow(Tier):
         first, end = first[:needed], end[:needed]
         counts = end - first
         passed = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        is_new = self._slots[passed] < 0
-        is_new[np.isin(passed, rows, assume_unique=True)] = False
+        # Rows that the window has claimed are in the list, or in memory.
+        is_new = (self._slots[passed] < 0) & (self._claims[passed] < self._first_batch)
         return np.sort(np.concatenate([rows, passed[is_new][:room]]))
 
     def raise_earlier_error(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cuda, gpu_kernel
 from pyg_direct.kernels.batch_counters import EDGES, NODES
+from pyg_direct.kernels.binary_search import last_at_most
 from pyg_direct.kernels.local_ids.bitmap import WORD, bit_of, count_bits
 from pyg_direct.kernels.local_ids.thread_block import (
     SCAN_WORDS,
@@ -230,15 +231,7 @@ def sort_buckets_gpu(state, hop, num_classes, range_bits, tree_bits, tree_shift,
             i = tid
             while i < count:
                 if found[begin + i] == 0:
-                    own_key = keys[begin + i]
-                    low, high = np.int64(0), running
-                    while high - low > 1:
-                        middle = (low + high) >> 1
-                        if ordered[middle] <= own_key:
-                            low = middle
-                        else:
-                            high = middle
-                    found[begin + i] = low
+                    found[begin + i] = last_at_most(ordered, 0, running, keys[begin + i])
                 i += THREADS
         window = np.int64(0)
         while not is_short and window < np.int64(1) << bucket_shift:

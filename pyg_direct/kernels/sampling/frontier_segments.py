@@ -312,14 +312,15 @@ def read_answers_gpu(work, slots, relations, bases, room, num_items, most, answe
         block_sums[cuda.blockIdx.x] = total
 
 
-@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i8")
-def send_pairs_gpu(pairs, num_parts, length, to_send, num_found, needs, need):
-    """Copy the pairs whose edges this rank's batch leaves out to the segments of all ranks.
+@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8[] i8")
+def send_pairs_gpu(pairs, num_words, num_parts, length, to_send, num_found, needs, need):
+    """Copy pairs of this rank's batch, of `num_words` words each, to the segments of all ranks.
 
-    `pairs`, `[1 + 3 * room]`, has their number, relations, expanded nodes as ids within their types, and neighbors as
-    ids of the id space. More than there is room for are not sent. `num_found`, `[1]`, is cleared.
+    `pairs`, `[1 + num_words * room]`, has their number. Pairs whose edges the batch leaves out follow as relations,
+    expanded nodes as ids within their types, and neighbors as ids of the id space. Negatives follow as candidates
+    (`link_ends.py`). More than there is room for are not sent. `num_found`, `[1]`, is cleared.
     """
-    count, room = pairs[0], (np.int64(pairs.shape[0]) - 1) // 3
+    count, room = pairs[0], (np.int64(pairs.shape[0]) - 1) // num_words
     k = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     if k == 0:
         num_found[0] = 0

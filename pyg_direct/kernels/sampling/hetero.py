@@ -15,6 +15,7 @@ from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel,
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, sum_block
 from pyg_direct.kernels.sampling.excluded_edges import first_excluded, position_of, restrict_to_left
+from pyg_direct.kernels.sampling.labor import pick_labor_row
 from pyg_direct.kernels.sampling.uniform import (
     SHORT_ROW,
     draw_pick,
@@ -50,9 +51,12 @@ from pyg_direct.kernels.sampling.worklist import (
     find_entry,
     frontier_place,
     identity,
+    is_chosen,
+    is_shared,
     is_weighted,
     relation_key,
     row_key,
+    sources_key,
     tree_key,
     tree_of,
 )
@@ -280,10 +284,15 @@ def pass_excluded(excluded, first, base, start, positions, begin, end):
 
 @body
 def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, scores, excluded,
-             rows, trees, starts, sizes, offsets, positions, sources, ids, targets):  # fmt: skip
-    """The edges that the items [item, end) pick; `edge_weight` and `excluded` are as for `count_run`."""
+             rows, trees, starts, sizes, offsets, longest, positions, sources, ids, targets):  # fmt: skip
+    """The edges that the items [item, end) pick.
+
+    `edge_weight` and `excluded` are as for `count_run`; `longest` is None if no items choose by shared keys.
+    """
     entry = find_entry(work, item)
     drawn, units = np.empty(SHORT_ROW, np.int64), np.empty(SHORT_ROW, np.float64)
+    if longest is not None:
+        keys, near, heap = np.empty(longest, np.uint64), np.empty(longest, np.uint64), np.empty(longest, np.uint64)
     while item < end:
         begin, item = item, min(end, work[entry + COLUMNS + FIRST])
         # Two draws for a relation, not for each of its items.
@@ -292,6 +301,8 @@ def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_
         to_target = work[entry + LOCAL] - work[entry + FIRST]
         base = work[entry + BATCH] * indices.shape[0]
         type_start, type_base = work[entry + SOURCE_START], work[entry + SOURCE_BASE]
+        if longest is not None:
+            shared_key = sources_key(work, entry, hop)
         for i in range(begin, item):
             at, start, size, place = offsets[i], starts[i], sizes[i], to_place + i
             count, first, is_whole = offsets[i + 1] - at, np.int64(0), True
@@ -301,7 +312,16 @@ def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_
                 if excluded.shape[0] > 0:
                     first = first_excluded(excluded, base + start)
                 is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size
-            if count == size and not replace and not (work[entry + FLAGS] & WEIGHTED):
+            if longest is not None and count > 0 and is_shared(work, entry, size):
+                if is_whole:
+                    pick_labor_row(shared_key, indices, type_start, None, first, base, start, size, count, keys, near,
+                                   heap, positions, at)  # fmt: skip
+                else:
+                    pick_labor_row(shared_key, indices, type_start, excluded, first, base, start, size, count, keys,
+                                   near, heap, positions, at)  # fmt: skip
+                for e in range(at, at + count):
+                    targets[e], sources[e] = to_target + i, own_first
+            elif count == size and not replace and not (work[entry + FLAGS] & WEIGHTED):
                 # Taken whole, in order, which needs no draws.
                 for slot in range(count):
                     positions[at + slot], targets[at + slot] = start + slot, to_target + i
@@ -338,12 +358,12 @@ def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_
 
 @cpu_kernel
 def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, scores, excluded,
-                   rows, trees, starts, sizes, offsets, chunks, positions, sources, ids, targets):  # fmt: skip
+                   rows, trees, starts, sizes, offsets, longest, chunks, positions, sources, ids, targets):  # fmt: skip
     share = (starts.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
         item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
         pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, scores,
-                 excluded, rows, trees, starts, sizes, offsets, positions, sources, ids, targets)  # fmt: skip
+                 excluded, rows, trees, starts, sizes, offsets, longest, positions, sources, ids, targets)  # fmt: skip
 
 
 @gpu_kernel("i8[] i8[] I[] i8[] i8[] W[] i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8[]", I=("i4", "i8"),
@@ -376,9 +396,10 @@ def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, 
                    ranks):  # fmt: skip
     """A block takes a tile of items at a time, and has a thread for each of their edges.
 
-    `draws` holds the positions of weighted items already. Sources, which are ids of nodes here, are marked in the
-    bitmap `fresh`, and their groups in `touched`, unless these are empty. If `bucket_counts` is not empty, the sources
-    of each bucket are counted, and `ranks` gets the number of each within its bucket.
+    `draws` holds the positions of items that choose by weight or by shared keys already. Sources, which are ids of
+    nodes here, are marked in the bitmap `fresh`, and their groups in `touched`, unless these are empty. If
+    `bucket_counts` is not empty, the sources of each bucket are counted, and `ranks` gets the number of each within its
+    bucket.
     """
     item_offsets = cuda.shared.array(THREADS, np.int64)
     item_keys = cuda.shared.array(THREADS, np.uint64)
@@ -410,7 +431,7 @@ def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, 
         while e < end:
             at = find_row(item_offsets, num_items, e)
             item, entry = tile + at, entries[at]
-            if not is_weighted(work, entry, sizes[item], replace):
+            if not is_chosen(work, entry, sizes[item], replace):
                 row = node_of(item, entry, work, rows)
                 draws[e] = draw_pick(item_keys[at], row, e - item_offsets[at], sizes[item], work[entry + FANOUT],
                                      replace)  # fmt: skip
@@ -435,7 +456,7 @@ def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, 
             item, entry = tile + at, entries[at]
             fanout, size = work[entry + FANOUT], sizes[item]
             pick = draws[e]
-            if replace == 0 and fanout >= 0 and fanout < size and not is_weighted(work, entry, size, replace):
+            if replace == 0 and fanout >= 0 and fanout < size and not is_chosen(work, entry, size, replace):
                 pick = resolve_pick(draws, repeats, item_offsets[at], e - item_offsets[at], size - fanout)
             position = starts[item] + pick
             if num_excluded > 0 and item_excluded[at] < num_excluded:

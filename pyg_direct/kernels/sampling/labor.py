@@ -19,6 +19,7 @@ import numpy as np
 from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cpu_kernel, cuda, gpu_kernel, inlined, prange
 from pyg_direct.kernels.batch_counters import KEY, LABOR_DRAW
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sync_team
+from pyg_direct.kernels.sampling.excluded_edges import position_of
 from pyg_direct.kernels.sampling.random import draw, draw_in_loop
 from pyg_direct.kernels.sampling.uniform import (
     LOW_WORD,
@@ -105,6 +106,42 @@ def find_largest_pick(keys, degree, fanout, heap):
     return largest, equal
 
 
+@body
+def find_limit(keys, near, degree, fanout, heap):
+    """As `find_largest_pick`, mostly of fewer keys; `near` has room for all of them."""
+    # Few keys lie below the bound that a GPU begins with, and mostly enough.
+    bound, num_near = bound_for(expect_candidates(fanout), degree), 0
+    for e in range(degree):
+        near[num_near] = keys[e]
+        num_near += np.int64(keys[e] < bound)
+    if num_near >= fanout:
+        return find_largest_pick(near, num_near, fanout, heap)
+    return find_largest_pick(keys, degree, fanout, heap)
+
+
+@body
+def pick_labor_row(row_key, indices, type_start, excluded, first, base, start, size, fanout, keys, near, heap,
+                   positions, at):  # fmt: skip
+    """Write start + place of the `fanout` < `size` edges that a row picks to positions[at:], in the order of the list.
+
+    `excluded` is None if the row has no excluded edge; `first` and `base` are as for `position_of`.
+    """
+    # A separate loop, so that several keys are computed at once.
+    if excluded is None:
+        for place in range(size):
+            keys[place] = source_key_in_loop(row_key, indices[start + place] - type_start)
+    else:
+        for place in range(size):
+            position = position_of(excluded, first, base, start, place)
+            keys[place] = source_key(row_key, indices[position] - type_start)
+    largest, equal = find_limit(keys, near, size, fanout, heap)
+    for place in range(size):
+        if keys[place] < largest or (keys[place] == largest and equal > 0):
+            equal -= np.int64(keys[place] == largest)
+            positions[at] = start + place
+            at += 1
+
+
 @cpu_kernel
 def pick_labor_cpu(indptr, indices, nodes, offsets, key, hop, fanout, same_keys, chunks, sources, positions):
     """Fanouts from 0."""
@@ -129,15 +166,7 @@ def pick_labor_cpu(indptr, indices, nodes, offsets, key, hop, fanout, same_keys,
                 # A separate loop, so that several keys are computed at once.
                 for e in range(degree):
                     keys[e] = source_key_in_loop(row_key, row[e])
-                # Few keys lie below the bound that a GPU begins with, and mostly enough.
-                bound, num_near = bound_for(expect_candidates(fanout), degree), 0
-                for e in range(degree):
-                    near[num_near] = keys[e]
-                    num_near += np.int64(keys[e] < bound)
-                if num_near >= fanout:
-                    largest, equal = find_largest_pick(near, num_near, fanout, heap)
-                else:
-                    largest, equal = find_largest_pick(keys, degree, fanout, heap)
+                largest, equal = find_limit(keys, near, degree, fanout, heap)
                 for e in range(degree):
                     if keys[e] < largest or (keys[e] == largest and equal > 0):
                         equal -= np.int64(keys[e] == largest)
@@ -147,16 +176,22 @@ def pick_labor_cpu(indptr, indices, nodes, offsets, key, hop, fanout, same_keys,
 
 
 @body
-def read_source(indices, pairs, position, shift):
-    """The neighbor at a position; see `read_edge`."""
-    if pairs.shape[0] > 0:
-        return np.int64(np.uint64(pairs[np.uint64(position)]) & LOW_WORD)
-    return np.int64(indices[np.uint64(position + shift)])
+def read_source(indices, pairs, start, place, shift, left):
+    """The neighbor at a place of a row.
+
+    `left` is None for rows that lie as `read_edge` says. Otherwise it is (excluded, first, base, start of the type),
+    `pairs` is None, and the place is one among the remaining edges; see `position_of`.
+    """
+    if left is not None:
+        return np.int64(indices[np.uint64(position_of(left[0], left[1], left[2], start, place))]) - left[3]
+    elif pairs is not None and pairs.shape[0] > 0:
+        return np.int64(np.uint64(pairs[np.uint64(start + place)]) & LOW_WORD)
+    return np.int64(indices[np.uint64(start + place + shift)])
 
 
 @body
-def collect_keys(row_key, indices, pairs, start, shift, degree, bound, lane, lanes, is_block, team, capacity, keys,
-                 picks, counts):  # fmt: skip
+def collect_keys(row_key, indices, pairs, start, shift, left, degree, bound, lane, lanes, is_block, team, capacity,
+                 keys, picks, counts):  # fmt: skip
     """Number of keys of a row that are at most `bound`; the first `capacity` found are left in the team's part."""
     base = team * CANDIDATES
     sync_team(is_block)
@@ -164,7 +199,7 @@ def collect_keys(row_key, indices, pairs, start, shift, degree, bound, lane, lan
         counts[team] = 0
     sync_team(is_block)
     for e in range(lane, degree, lanes):
-        key = source_key(row_key, read_source(indices, pairs, start + e, shift))
+        key = source_key(row_key, read_source(indices, pairs, start, e, shift, left))
         if key <= bound:
             at = cuda.atomic.add(counts, team, 1)
             if at < capacity:
@@ -175,13 +210,13 @@ def collect_keys(row_key, indices, pairs, start, shift, degree, bound, lane, lan
 
 
 @body
-def collect_candidates(row_key, indices, pairs, start, shift, degree, fanout, lane, lanes, is_block, team, capacity,
-                       keys, picks, counts):  # fmt: skip
+def collect_candidates(row_key, indices, pairs, start, shift, left, degree, fanout, lane, lanes, is_block, team,
+                       capacity, keys, picks, counts):  # fmt: skip
     """Number of collected keys, `fanout` to `capacity`; 0 if no bound leaves so many."""
     expected = expect_candidates(fanout)
     while expected <= capacity:
-        count = collect_keys(row_key, indices, pairs, start, shift, degree, bound_for(expected, degree), lane, lanes,
-                             is_block, team, capacity, keys, picks, counts)  # fmt: skip
+        count = collect_keys(row_key, indices, pairs, start, shift, left, degree, bound_for(expected, degree), lane,
+                             lanes, is_block, team, capacity, keys, picks, counts)  # fmt: skip
         if count >= fanout:
             return count if count <= capacity else 0
         expected *= 2.0
@@ -212,7 +247,7 @@ def place_candidate(c, count, team, picks, chosen):
 
 
 @body
-def find_largest_by_digits(row_key, indices, pairs, start, shift, degree, fanout, bins, found, shared):
+def find_largest_by_digits(row_key, indices, pairs, start, shift, left, degree, fanout, bins, found, shared):
     """As on the CPU, for any keys; every thread of the block must call it."""
     tid = cuda.threadIdx.x
     prefix, wanted, place = np.uint64(0), np.int64(fanout), 64
@@ -222,7 +257,7 @@ def find_largest_by_digits(row_key, indices, pairs, start, shift, degree, fanout
             bins[tid] = 0
         cuda.syncthreads()
         for e in range(tid, degree, THREADS):
-            digits = source_key(row_key, read_source(indices, pairs, start + e, shift)) >> np.uint64(place)
+            digits = source_key(row_key, read_source(indices, pairs, start, e, shift, left)) >> np.uint64(place)
             if digits >> np.uint64(DIGIT_BITS) == prefix:
                 cuda.atomic.add(bins, np.int64(digits & np.uint64(BINS - 1)), 1)
         cuda.syncthreads()
@@ -235,6 +270,25 @@ def find_largest_by_digits(row_key, indices, pairs, start, shift, degree, fanout
         prefix = (prefix << np.uint64(DIGIT_BITS)) | np.uint64(found[0])
         wanted = found[1]
     return prefix, wanted
+
+
+@body
+def find_slot(row_key, indices, pairs, start, shift, left, degree, e, largest, equal, so_far, shared):
+    """(slot of edge `e` among the picks of its row, -1 if it is none; picks up to the last thread's edge).
+
+    Threads have consecutive edges, and every thread of the block must call it. `so_far` is 0 for the first edges.
+    """
+    # Smaller keys in the low half of a word and equal ones in the high half, counted by one scan.
+    is_smaller, is_equal, slot = np.int64(0), np.int64(0), np.int64(-1)
+    if e < degree:
+        key = source_key(row_key, read_source(indices, pairs, start, e, shift, left))
+        is_smaller, is_equal = np.int64(key < largest), np.int64(key == largest)
+    before, count = scan_block(is_smaller | is_equal << 32, shared)
+    before += so_far
+    num_equal = before >> 32
+    if is_smaller or (is_equal and num_equal < equal):
+        slot = (before & np.int64(0xFFFFFFFF)) + min(num_equal, equal)
+    return slot, so_far + count
 
 
 @gpu_kernel(PICKS, I=("i4", "i8"), P=("i4", "i8"), resident_blocks=RESIDENT_BLOCKS)
@@ -294,8 +348,8 @@ def pick_labor_gpu(state, indptr, starts, indices, edge_ids, pairs, nodes, block
             elif fanout > 0:
                 size = 0
                 if degree <= LONG_ROW:
-                    size = collect_candidates(row_key, indices, pairs, start, shift, degree, fanout, lane, LANES, False,
-                                              team, CANDIDATES, keys, picks, counts)  # fmt: skip
+                    size = collect_candidates(row_key, indices, pairs, start, shift, None, degree, fanout, lane, LANES,
+                                              False, team, CANDIDATES, keys, picks, counts)  # fmt: skip
                 if size > 0:
                     choose_candidates(size, fanout, lane, LANES, False, team, keys, picks, chosen)
                     for c in range(team * CANDIDATES + lane, team * CANDIDATES + size, LANES):
@@ -310,8 +364,8 @@ def pick_labor_gpu(state, indptr, starts, indices, edge_ids, pairs, nodes, block
             row = np.int64(left_rows[left])
             start, shift, degree = row_starts[row], shifts[row], degrees[row]
             at, target = edge + offsets[row], begin + tile + row
-            size = collect_candidates(row_key, indices, pairs, start, shift, degree, fanout, tid, THREADS, True, 0,
-                                      BLOCK_CANDIDATES, keys, picks, counts)  # fmt: skip
+            size = collect_candidates(row_key, indices, pairs, start, shift, None, degree, fanout, tid, THREADS, True,
+                                      0, BLOCK_CANDIDATES, keys, picks, counts)  # fmt: skip
             if size > 0:
                 choose_candidates(size, fanout, tid, THREADS, True, 0, keys, picks, chosen)
                 for c in range(tid, size, THREADS):
@@ -320,25 +374,16 @@ def pick_labor_gpu(state, indptr, starts, indices, edge_ids, pairs, nodes, block
                         source, own_id = read_edge(indices, edge_ids, pairs, start + picks[c], shift)
                         store_edge(at + slot, source, own_id, target, sources, ids, targets, fresh, touched)
             else:
-                largest, equal = find_largest_by_digits(row_key, indices, pairs, start, shift, degree, fanout, bins,
-                                                        found, shared)  # fmt: skip
-                # Smaller keys in the low half of a word and equal ones in the high half, counted by one scan.
+                largest, equal = find_largest_by_digits(row_key, indices, pairs, start, shift, None, degree, fanout,
+                                                        bins, found, shared)  # fmt: skip
                 so_far = np.int64(0)
                 for first in range(np.int64(0), degree, THREADS):
                     e = first + tid
-                    is_smaller, is_equal = np.int64(0), np.int64(0)
-                    if e < degree:
-                        key = source_key(row_key, read_source(indices, pairs, start + e, shift))
-                        is_smaller, is_equal = np.int64(key < largest), np.int64(key == largest)
-                    before, count = scan_block(is_smaller | is_equal << 32, shared)
-                    before += so_far
-                    num_equal = before >> 32
-                    if is_smaller or (is_equal and num_equal < equal):
-                        slot = (before & np.int64(0xFFFFFFFF)) + min(num_equal, equal)
-                        if at + slot < capacity:
-                            source, own_id = read_edge(indices, edge_ids, pairs, start + e, shift)
-                            store_edge(at + slot, source, own_id, target, sources, ids, targets, fresh, touched)
-                    so_far += count
+                    slot, so_far = find_slot(row_key, indices, pairs, start, shift, None, degree, e, largest, equal,
+                                             so_far, shared)  # fmt: skip
+                    if slot >= 0 and at + slot < capacity:
+                        source, own_id = read_edge(indices, edge_ids, pairs, start + e, shift)
+                        store_edge(at + slot, source, own_id, target, sources, ids, targets, fresh, touched)
             cuda.syncthreads()
         edge += total
         cuda.syncthreads()

@@ -8,6 +8,9 @@ targets, and `width` times of each link.
 
 The ends of a batch are the given ones and then the negatives. Negative j belongs to link j modulo the number of links.
 A batch with triplets has negative targets alone.
+
+If edges that negatives avoid lie in several parts, several candidates are drawn for each negative at once. Owners of
+edges say which are edges, and the first one that is none is chosen.
 """
 
 from __future__ import annotations
@@ -115,6 +118,103 @@ def draw_links_gpu(arrived, inbox, given, num_batches, num_types, source_type, t
             if p < sources:
                 arrived[count + width * (first_tree + p) + w] = time
         p += step
+
+
+@gpu_kernel("i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] f8[] i8 i8[] i8[] f8[] i8 i8[]")
+def draw_candidates_gpu(candidates, known, untimely, inbox, given, width, is_triplet, num_sources, source_times,
+                        source_order, source_sums, num_targets, target_times, target_order, target_sums, tries,
+                        avoided):  # fmt: skip
+    """Draw the first `tries` candidates of each negative of the only batch, as `draw_links_gpu` draws them in turn.
+
+    `candidates`, `[1 + room * tries]`, gets the number of negatives, and then source * num_targets + target of each
+    candidate. Bit t of `known`, `[room]`, is set if candidate t is one of the `avoided` pairs, ascending; that of
+    `untimely`, `[room]`, if it is later than its link. If there are too many negatives, their number alone is written.
+    """
+    num_links, count, room = inbox[given], inbox[given + 1], np.int64(known.shape[0])
+    words, key = given + TABLE, inbox[HEADER]
+    j = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    if j == 0:
+        candidates[0] = count
+    while count <= room and j < count:
+        link, until, source = j % num_links, np.int64(0), np.int64(0)
+        if width > 0:
+            until = inbox[words + 2 * num_links + width * link + width - 1]
+        if is_triplet != 0:
+            source = inbox[words + link]
+        own_known, own_untimely = np.int64(0), np.int64(0)
+        for slot in range(tries):
+            target, is_timely = draw_end(draw(key, NEGATIVE_DRAW, 1), j, slot, num_targets, target_times, target_order,
+                                         target_sums, until)  # fmt: skip
+            if is_triplet == 0:
+                source, is_early = draw_end(draw(key, NEGATIVE_DRAW, 0), j, slot, num_sources, source_times,
+                                            source_order, source_sums, until)  # fmt: skip
+                is_timely *= is_early
+            pair = source * num_targets + target
+            candidates[1 + tries * j + slot] = pair
+            if is_listed(pair, avoided, np.int64(0), np.int64(avoided.shape[0])):
+                own_known |= np.int64(1) << slot
+            if is_timely == 0:
+                own_untimely |= np.int64(1) << slot
+        known[j], untimely[j] = own_known, own_untimely
+        j += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8 i8 i8 i8 i8[] i8[] i8")
+def find_candidates_gpu(received, num_parts, tries, room, length, edges, answers, answer_length):
+    """Find the candidates of all ranks that are edges of this part: bit t of an answer is set if candidate t is one.
+
+    A received segment, `length` words, has the number of negatives, at most `room`, and `tries` candidates of each. The
+    answers for a rank are a segment of `answer_length` words. `edges` are pairs as candidates are, ascending.
+    """
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < num_parts * room:
+        part, j = i // room, i % room
+        if j < received[part * length]:
+            found, at = np.int64(0), part * length + 1 + tries * j
+            for slot in range(tries):
+                if is_listed(received[at + slot], edges, np.int64(0), np.int64(edges.shape[0])):
+                    found |= np.int64(1) << slot
+            answers[part * answer_length + j] = found
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8[] i8[] i8 i8 i8[] i8 i8 i8[] i8 i8 i8 i8 i8 i8 i8[] i8[] i8")
+def choose_negatives_gpu(candidates, known, untimely, tries, most, answers, num_parts, answer_length, inbox, given,
+                         num_types, source_type, target_type, is_triplet, num_targets, arrived, needs,
+                         need):  # fmt: skip
+    """Replace negatives that are pairs to avoid by their first candidates that are not.
+
+    `answers` has a segment of each part, see `find_candidates_gpu`; `arrived` has the first candidates as negatives. If
+    all of a negative's candidates are pairs to avoid, `needs` gets how many are to be drawn instead of `tries`; of
+    `most`, the last one stays, and is counted in the inbox.
+    """
+    num_links, count, room = inbox[given], candidates[0], np.int64(known.shape[0])
+    begins = HEADER + 1
+    j = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while count <= room and j < count:
+        found, slot = known[j], np.int64(0)
+        for part in range(num_parts):
+            found |= answers[part * answer_length + j]
+        while slot < tries - 1 and (found >> slot) & 1 != 0:
+            slot += 1
+        if (found >> slot) & 1 != 0:
+            if tries < most:
+                cuda.atomic.max(needs, need, min(2 * tries, most))
+            else:
+                cuda.atomic.add(inbox, given + 3, 1)
+        if slot > 0:
+            pair, late = candidates[1 + tries * j + slot], (untimely[j] >> slot) & 1
+            if late != untimely[j] & 1:
+                cuda.atomic.add(inbox, given + 2, 2 * late - 1)
+            source_at, target_at = inbox[begins + source_type] + num_links, inbox[begins + target_type] + num_links
+            if source_type == target_type:
+                target_at += num_links
+                if is_triplet == 0:
+                    target_at += count
+            arrived[target_at + j] = pair % num_targets
+            if is_triplet == 0:
+                arrived[source_at + j] = pair // num_targets
+        j += np.int64(cuda.gridDim.x) * THREADS
 
 
 @body

@@ -5,7 +5,8 @@ with the number of ids of each type. Then come the ids, in room for `starts[k + 
 find the positions of their rows, and rows travel back at the same places, one array for each attribute.
 
 Rows come from the other parts alone, in the order of their numbers. Nodes of the own part are not sent: their rows
-stand behind the received rows, in room by `own_starts`.
+stand behind the received rows, in room by `own_starts`. Nodes whose rows are copied here count as nodes of the own
+part; they are listed by type, and their rows are written over the others at last.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ _RANK_BITS = np.int64(32)
 _RANK = np.int64(0xFFFFFFFF)
 
 
-@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i8[] i8[] i4[] i8[] i8 i8 i8 i8[] i8[] i8[] i8 u4[] i4[] i8[] i8[] i8[] "
-            "i8[] i8 i8[]")  # fmt: skip
+@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i8[] i8[] i4[] i8[] i8 i8 i8 i8[] i8[] i8[] i8 u4[] i4[] i8[] i8 u4[] i4[] "
+            "i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8 i8[]")  # fmt: skip
 def fill_row_segments_gpu(state, num_hops, num_types, begins, totals, outputs, nodes, id_starts, counts, numbered,
-                          num_parts, own, length, starts, own_starts, first_nodes, num_ids, bits, ranks, to_send,
+                          num_parts, own, length, starts, own_starts, first_nodes, num_ids, bits, ranks, first_copies,
+                          num_copied, copy_bits, copy_ranks, copy_counts, copy_targets, copy_sources, to_send,
                           own_places, slots, needs, need, outbox):  # fmt: skip
     """Write the nodes of all hops to the segments of their owners, after `count_owners_gpu`.
 
     `numbered` has the bucket of each node and its number there. `first_nodes` has the nodes of the own part before each
     type. `slots` gets the place of each node's rows, in the order of the finished batch; `own_places` gets positions in
     the own part. `needs[need:]` gets the most ids of a segment by type, then of the own part, if they did not fit.
-    `outbox` gets the number of nodes that other parts own.
+    `outbox` gets the number of nodes whose rows other parts send.
+
+    `first_copies` has the copied rows before each type, and `copy_bits` and `copy_ranks` are their directory. For nodes
+    with copies, `copy_counts` gets their number by type, zero before. `copy_targets` gets places among the nodes of
+    the type, and `copy_sources` positions among its copied rows, in room by `own_starts` and in any order.
     """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     if cuda.blockIdx.x == 0:
@@ -63,7 +69,13 @@ def fill_row_segments_gpu(state, num_hops, num_types, begins, totals, outputs, n
             if number < own_starts[kind + 1] - own_starts[kind]:
                 found = find_place(bits, ranks, node, num_ids)
                 if found < 0:
-                    cuda.atomic.max(needs, np.int64(needs.shape[0]) - 1, np.int64(1))
+                    copied = find_place(copy_bits, copy_ranks, node, num_copied)
+                    if copied < 0:
+                        cuda.atomic.max(needs, np.int64(needs.shape[0]) - 1, np.int64(1))
+                    else:
+                        place = own_starts[kind] + cuda.atomic.add(copy_counts, kind, 1)
+                        copy_targets[place] = at - outputs[kind]
+                        copy_sources[place] = copied - first_copies[kind]
                 own_places[own_starts[kind] + number] = max(np.int64(0), found - first_nodes[kind])
                 slots[at] = (num_parts - 1) * room + number
         elif number < room:
@@ -72,12 +84,13 @@ def fill_row_segments_gpu(state, num_hops, num_types, begins, totals, outputs, n
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8 i8 i8[] i8[] i8 u4[] i4[] i8[] i4[] i8[]")
+@gpu_kernel("i8[] i8 i8 i8 i8 i8[] i8[] i8 u4[] i4[] i8[] i4[] i8[] i8[] i8[]")
 def locate_row_ids_gpu(received, num_types, num_parts, own, length, starts, first_nodes, num_ids, bits, ranks, needs,
-                       counts, places):  # fmt: skip
+                       counts, copy_counts, places, outbox):  # fmt: skip
     """Find the positions of received ids among the rows of their type: type after type, other part after part in each.
 
-    A place without an id gets the first row. `counts` is cleared for the next batch.
+    A place without an id gets the first row. `counts` and `copy_counts` are cleared for the next batch; the latter
+    stand in the outbox behind its first word.
     """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     room = starts[num_types]
@@ -85,6 +98,11 @@ def locate_row_ids_gpu(received, num_types, num_parts, own, length, starts, firs
         k = np.int64(cuda.threadIdx.x)
         while k < counts.shape[0]:
             counts[k] = 0
+            k += THREADS
+        k = np.int64(cuda.threadIdx.x)
+        while k < num_types:
+            outbox[1 + k] = copy_counts[k]
+            copy_counts[k] = 0
             k += THREADS
     while i < (num_parts - 1) * room:
         other, within = i // room, i % room

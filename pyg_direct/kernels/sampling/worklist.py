@@ -9,14 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import body
-from pyg_direct.kernels.batch_counters import RELATION_DRAW, TREE_DRAW
+from pyg_direct.kernels.batch_counters import RELATION_DRAW, TREE_DRAW, TYPE_DRAW
+from pyg_direct.kernels.sampling.labor import labor_key
 from pyg_direct.kernels.sampling.random import draw
 from pyg_direct.kernels.sampling.uniform import hop_key
 
 # Columns of an entry:
 # - FIRST, RELATION, FANOUT: first item of the relation; its number; its fanout.
 # - ROWS, FRONT, LOCAL: its first row in the offsets; its first node in the frontier; the local id of that node.
-# - FLAGS, EDGES: TIMED + WEIGHTED; its first edge.
+# - FLAGS, EDGES: sum of the flags below; its first edge.
 # - SOURCE_START, SOURCE_BASE: start of the neighbors' type in the id space, and among the identities.
 # - KEY, BATCH: the bits of the key of its batch; the number of the batch.
 # - OWN_START, FIRST_TREE: the number that the frontier's nodes are counted from; the first tree of the batch.
@@ -24,7 +25,10 @@ FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES = range(8)
 SOURCE_START, SOURCE_BASE, KEY, BATCH, OWN_START, FIRST_TREE = range(8, 14)
 COLUMNS = 14
 # BY_PLACE: times belong to the nodes of the frontier, not to their trees.
-TIMED, WEIGHTED, BY_PLACE = 1, 2, 4
+# SHARED: rows share the keys of their sources (`labor.py`). SAME_KEYS: so do hops.
+TIMED, WEIGHTED, BY_PLACE, SHARED, SAME_KEYS = 1, 2, 4, 8, 16
+# With SHARED, the number of the neighbors' type stands above the flags.
+TYPE_SHIFT = 8
 
 
 @body
@@ -59,10 +63,28 @@ def frontier_place(work, entry, item):
 
 
 @body
-def is_weighted(work, entry, size, replace):
-    """Check whether an item chooses by weight; an item that takes all its edges does not."""
+def is_flagged(work, entry, size, replace, flags):
+    """Check whether an item chooses by one of these rules; an item that takes all its edges does not."""
     fanout = work[entry + FANOUT]
-    return (work[entry + FLAGS] & WEIGHTED) != 0 and fanout >= 0 and (replace != 0 or fanout < size)
+    return (work[entry + FLAGS] & flags) != 0 and fanout >= 0 and (replace != 0 or fanout < size)
+
+
+@body
+def is_weighted(work, entry, size, replace):
+    """Check whether an item chooses by weight."""
+    return is_flagged(work, entry, size, replace, WEIGHTED)
+
+
+@body
+def is_shared(work, entry, size):
+    """Check whether an item chooses by keys that rows share."""
+    return is_flagged(work, entry, size, 0, SHARED)
+
+
+@body
+def is_chosen(work, entry, size, replace):
+    """Check whether an item chooses in a kernel of its own, by weight or by shared keys."""
+    return is_flagged(work, entry, size, replace, WEIGHTED | SHARED)
 
 
 @body
@@ -80,6 +102,17 @@ def relation_key(work, entry, hop):
     relation = work[entry + RELATION]
     if relation > 0:
         own_key = draw(own_key, relation, RELATION_DRAW)
+    return own_key
+
+
+@body
+def sources_key(work, entry, hop):
+    """Key of the keys of sources, which all rows, relations and trees share: type 0 draws as a graph of one type."""
+    flags = work[entry + FLAGS]
+    own_key = labor_key(np.uint64(work[entry + KEY]), hop, flags & SAME_KEYS)
+    kind = flags >> TYPE_SHIFT
+    if kind > 0:
+        own_key = draw(own_key, kind, TYPE_DRAW)
     return own_key
 
 

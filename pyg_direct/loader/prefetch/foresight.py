@@ -82,6 +82,7 @@ class Foresight:
         self._items: deque[Work] = deque()
         self._queue: deque[Work] = deque()
         self._failure: BaseException | None = None
+        self._rest_error: Exception | None = None
         # Batches that were sampled, and belong to no window yet: (number, sample or error, its reads).
         self._sampled: deque[tuple[int, Any, Any]] = deque()
         self._samples: dict[int, Any] = {}
@@ -225,19 +226,27 @@ class Foresight:
                 most = first if number == self._first else self._most
                 while window.num_batches < most and not self._is_closed and self._add_batch(window, most):
                     pass
-            if window.num_batches > 0:
-                self._read_rows(window)
+                if window.num_batches > 0:
+                    self._read_rows(window)
+                    self._show(window)
+                    self._read_rest()
         except BaseException as error:
             window.error = error
         finally:
             set_cpu_threads(before)
-            with self._changed:
-                window.ready.set()
-                # Its batches may have failed already, or read their rows later.
-                self._plan_next()
+            self._show(window)
+
+    def _show(self, window: _Planned) -> None:
+        """Let batches of a window read its rows, or raise its error."""
+        with self._changed:
+            window.ready.set()
+            # Its batches may have failed already, or read their rows later.
+            self._plan_next()
 
     def _read_rows(self, window: _Planned) -> None:
         """Read the rows of a window, of all tables in turn, as batches before it give up theirs."""
+        if self._rest_error is not None:
+            raise self._rest_error
         left = list(self._windows)
         while left and not self._is_closed:
             with self._changed:
@@ -248,6 +257,15 @@ class Foresight:
                     before = self._open[0].num_batches if self._open else 1
                     enough = min(released + max(1, before // _PARTS), window.first_batch - 1)
                     self._changed.wait_for(functools.partial(self._is_released, enough))
+
+    def _read_rest(self) -> None:
+        """Read rows that no batch waits for; an error is one of the next window."""
+        try:
+            for own in self._windows:
+                if not self._is_closed:
+                    own.read_rest()
+        except Exception as error:
+            self._rest_error = error
 
     def _is_released(self, place: int) -> bool:
         """Check if all batches up to a number are released, or the epoch has ended; the caller holds the lock."""

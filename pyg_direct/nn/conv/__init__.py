@@ -2,5 +2,6 @@
 
 - `table.py`: the table of them; `spec.py`: the `ConvSpec` at the end of each file.
 - `sage.py` (SAGEConv, GraphConv), `gcn.py` (GCNConv), `gin.py` (GINConv), `gine.py` (GINEConv), `gat.py` (GATConv,
-    GATv2Conv), `rgcn.py` (RGCNConv), `hgt.py` (HGTConv).
+    GATv2Conv), `rgcn.py` (RGCNConv, FastRGCNConv), `hgt.py` (HGTConv), `transformer.py` (TransformerConv), `pna.py`
+    (PNAConv).
 """

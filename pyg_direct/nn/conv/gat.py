@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import aggr, conv
 
-from pyg_direct.nn.conv.spec import ConvSpec, Joined, Message
+from pyg_direct.nn.conv.spec import ConvSpec, Joined, Message, NumRead
 from pyg_direct.nn.dispatch import find_narrow, find_reduce, is_plain, promote, propagate
 from pyg_direct.nn.hetero.attention import attend_pairs, attend_relations, can_attend, score_pairs, score_sources
 from pyg_direct.nn.hetero.joined_edges import (
@@ -277,12 +277,12 @@ def convolve_joined(relations: Sequence[Relation]) -> list[Tensor] | None:
     return [_finish_joined(relation, piece) for relation, piece in zip(relations, pieces, strict=True)]
 
 
-def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor] | None:
+def add_up_joined(relations: Sequence[Relation], groups: list[list[int]], num_read: NumRead) -> list[Tensor] | None:
     """Return the results of all GATConvs or GATv2Convs into each type, added up; None if each is made separately."""
     if _is_slow(relations):
         return None
     used, first = [True] * len(relations), relations[0].conv
-    plan, biases = _plan(relations, groups)
+    plan, biases = _plan(relations, groups, num_read)
     made, of_targets, read = _project(relations, plan.sizes, used)
     vectors = [_vectors(relation.conv)[0] for relation in relations]
     if _is_fused(first, made, of_targets, read, vectors[0]):
@@ -305,12 +305,15 @@ def _is_slow(relations: Sequence[Relation]) -> bool:
     return _adds_rows(first) and not runs_on_gpu(rows) and num_bytes > _MOST_BYTES
 
 
-def _plan(relations: Sequence[Relation], groups: list[list[int]]) -> tuple[Groups, list[Tensor | None]]:
+def _plan(relations: Sequence[Relation], groups: list[list[int]], num_read: NumRead
+          ) -> tuple[Groups, list[Tensor | None]]:  # fmt: skip
     """Return the results to add up, for the targets that edges lead to, and the bias of each type, which others get."""
     sizes = [relation.batch.count_targets(relation.edge_index) for relation in relations]
     stacked = [[relations[i].conv.bias for i in group if relations[i].conv.bias is not None] for group in groups]
-    dtype = _vectors(relations[0].conv)[0].dtype
-    return (Groups(groups, [len(relations[group[0]].own) for group in groups], sizes, dtype),
+    dtype, counts = _vectors(relations[0].conv)[0].dtype, [len(relations[group[0]].own) for group in groups]
+    counts = [count if read is None else min(count, max(read, *(sizes[i] for i in group)))
+              for group, count, read in zip(groups, counts, num_read, strict=True)]  # fmt: skip
+    return (Groups(groups, counts, sizes, dtype),
             [reduce(torch.add, parts) if parts else None for parts in stacked])  # fmt: skip
 
 
@@ -331,7 +334,9 @@ def _add_residuals(relations: Sequence[Relation], groups: Sequence[Sequence[int]
     for number, group in enumerate(groups):
         for relation in (relations[i] for i in group):
             if relation.conv.res is not None:
-                outs[number] = outs[number] + relation.conv.res(relation.own)
+                count = len(outs[number])
+                own = relation.own if count == len(relation.own) else relation.own.narrow(0, 0, count)
+                outs[number] = outs[number] + relation.conv.res(own)
     return outs
 
 

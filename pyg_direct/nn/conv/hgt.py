@@ -15,7 +15,7 @@ from pyg_direct.nn import paths
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
 from pyg_direct.nn.hetero.attention import ProductEdges, attend_products, can_attend_products, weigh_values
-from pyg_direct.nn.hetero.hetero_conv import drop_relations, find_types_of_pass
+from pyg_direct.nn.hetero.unread_rows import drop_relations, find_rows_of_pass
 from pyg_direct.nn.linear import multiply_heads
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch
 from pyg_direct.nn.trimming import has_hooks
@@ -47,15 +47,16 @@ class _Told:
 
 def forward(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
     """Override `forward` of an accelerated HGTConv: PyG's own, once all edges are known to be in bounds."""
-    types = find_types_of_pass()
-    if types is None:
+    rows = find_rows_of_pass()
+    if rows is None:
         return _attend(self, x_dict, edge_index_dict)
-    number, unused = types.begin_call()
+    call = rows.begin_call()
+    unused = call.unused
     if unused:
         edge_index_dict = drop_relations(edge_index_dict, unused)
         read = {end for kind in edge_index_dict for end in (kind[0], kind[-1])}
         x_dict = {kind: x for kind, x in x_dict.items() if kind in read or kind not in unused}
-    return types.end_call(number, _attend(self, x_dict, edge_index_dict))
+    return rows.end_call(call, _attend(self, x_dict, edge_index_dict))
 
 
 def _attend(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
@@ -109,7 +110,8 @@ def _construct_src_node_feat(self: Any, k_dict: Any, v_dict: Any, edge_index_dic
     heads, width = self.heads, self.out_channels // self.heads
     keys, values = (part.weight.view(heads, -1, width, width) for part in (self.k_rel, self.v_rel))
     if len(numbers) < keys.shape[1]:
-        keys, values = keys[:, numbers], values[:, numbers]
+        # A list as an index would be copied to a GPU, for which no recording can wait.
+        keys, values = (torch.stack([part[:, number] for number in numbers], dim=1) for part in (keys, values))
     # (k W) . q p / sqrt(C) = (k (W p / sqrt(C))) . q, and matrices are fewer than edges.
     scale = torch.cat([self.p_rel["__".join(kind)] for kind in edge_index_dict]).t() / math.sqrt(width)
     # Separately for relations, so that their gradients are concatenated once.

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch_geometric.nn import conv
 
-from pyg_direct.nn.conv.spec import ConvSpec, Joined
+from pyg_direct.nn.conv.spec import ConvSpec, Joined, NumRead
 from pyg_direct.nn.dispatch import copy_rows, find_narrow_first, find_reduce, is_plain, propagate, weigh_rows
 from pyg_direct.nn.hetero.joined_edges import Relation, Tables, join_edges
 from pyg_direct.nn.linear import add_up, multiply, multiply_plainly
@@ -325,7 +325,7 @@ def _compute_groups(edges: TypedEdges, sums: Sequence[Tensor], tables: Sequence[
         for i in others:
             out.addmm_(sums[i], matrices[i].weight.t())
         totals.append(_add_up_parts([matrices[i].own_weight for i in group]))
-        outs.append(out.addmm_(tables[edges.own[first]], totals[-1].t()))
+        outs.append(out.addmm_(tables[edges.own[first]][: edges.sizes[first]], totals[-1].t()))
     return outs, totals
 
 
@@ -391,11 +391,9 @@ class _TypedLayer(Function):
         for group, total, grad in zip(edges.groups, totals, grads, strict=True):
             if grad is None:
                 continue
-            own, turned = edges.own[group[0]], grad.t()
+            own, size, turned = edges.own[group[0]], edges.sizes[group[0]], grad.t()
             if wants[own]:
-                to_own = found[own]
-                # If targets are sources too, both gradients are added in one memory.
-                found[own] = grad @ total if to_own is None else to_own.addmm_(grad, total)
+                found[own] = _add_to_first(found[own], grad, total, given[own])
             to_bias = to_matrix = None
             for i in group:
                 first = num_tables + 3 * i
@@ -404,8 +402,19 @@ class _TypedLayer(Function):
                 if wants[first + 1]:
                     to_bias = found[first + 1] = add_up(grad) if to_bias is None else to_bias
                 if wants[first + 2]:
-                    to_matrix = found[first + 2] = turned @ given[own] if to_matrix is None else to_matrix
+                    to_matrix = found[first + 2] = turned @ given[own][:size] if to_matrix is None else to_matrix
         return None, None, None, *found
+
+
+def _add_to_first(to_own: Tensor | None, grad: Tensor, matrix: Tensor, table: Any) -> Tensor:
+    """Add a product to the gradient of the first rows of a table."""
+    if to_own is None:
+        if len(grad) == len(table):
+            return grad @ matrix
+        to_own = table.new_zeros(table.shape)
+    # If targets are sources too, both gradients are added in one memory.
+    to_own.narrow(0, 0, len(grad)).addmm_(grad, matrix)
+    return to_own
 
 
 def _convolve_relations_by_torch(edges: TypedEdges, mean: bool, reached: set[int], *given: Any) -> list[Tensor]:
@@ -447,17 +456,25 @@ def _matrices(module: Any) -> tuple[Any, Any]:
 
 def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
     """Return the results of each SAGEConv or GraphConv."""
-    outs = add_up_joined(relations, [[number] for number in range(len(relations))])
+    groups = [[number] for number in range(len(relations))]
+    outs = add_up_joined(relations, groups, [None] * len(groups))
     return [F.normalize(out, p=2.0, dim=-1) if getattr(relation.conv, "normalize", False) else out
             for out, relation in zip(outs, relations, strict=True)]  # fmt: skip
 
 
-def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor]:
+def add_up_joined(relations: Sequence[Relation], groups: list[list[int]], num_read: NumRead) -> list[Tensor]:
     """Add up results of SAGEConv and GraphConv by group."""
     tables = Tables.of(relations)
     num_sources = len(tables.tables)
     tracked = torch.is_grad_enabled() and any(table.requires_grad for table in tables.tables)
-    joined = join_edges(relations, tables.starts, tables.num_rows)
+    sizes = [len(relation.own) for relation in relations]
+    for group, read in zip(groups, num_read, strict=True):
+        if read is not None:
+            # All targets that edges lead to are computed.
+            most = max(read, *(relations[i].batch.count_targets(relations[i].edge_index) for i in group))
+            for i in group:
+                sizes[i] = min(sizes[i], most)
+    joined = join_edges(relations, tables.starts, tables.num_rows, sizes=sizes)
     edges = TypedEdges(joined.indptr, joined.row, joined.target, joined.sizes, tables.places, tables.add_own(relations),
                        num_sources, groups, joined.max_degree)  # fmt: skip
     pairs = [_matrices(relation.conv) for relation in relations]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Message of a convolution along an edge: (rows of nodes, weights of edges); None if PyG must compute it.
 Message = tuple[Tensor, "Tensor | None"] | None
+# Rows of each group that are read, the first ones; None for all.
+NumRead = Sequence["int | None"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +32,8 @@ class Joined:
         convolve: Results of relations that share the key; None if each is faster separately.
         finish: Makes the result of the convolution from each of them.
         add_up: Results of relations, added up by group, if these go together in one step; None if each is faster
-            separately.
+            separately. Given is also how many rows of each group are read, the first ones, or None for all; it may
+            return more.
         add_up_whole: The same over whole graphs, whose relations need not share the key.
         takes_attributes: True if edges have rows.
     """
@@ -38,7 +41,7 @@ class Joined:
     read: Callable[..., Hashable]
     convolve: Callable[[Sequence[Relation]], list[Tensor] | None]
     finish: Callable[[Any, Tensor], Tensor] | None = None
-    add_up: Callable[[Sequence[Relation], list[list[int]]], list[Tensor] | None] | None = None
+    add_up: Callable[[Sequence[Relation], list[list[int]], NumRead], list[Tensor] | None] | None = None
     add_up_whole: Callable[[Sequence[Relation], list[list[int]]], list[Tensor] | None] | None = None
     takes_attributes: bool = False
 
@@ -69,6 +72,8 @@ class ConvSpec:
             convolutions that add up rows of edges; None if PyG must compute them.
         find_left: Returns why options of a convolution leave it to PyG, beside the options of all; None if they do not.
         joined: Its form over relations that are summed together.
+        leaves_to_any: True if the operators of any layer (`any_convolution.py`) serve what it leaves. `find_left` then
+            knows all reasons.
         sees_neighbors_only: True if a node's result depends only on its in-neighbors and the edges between.
         steps: Methods of PyG's class that process messages; programs may override them.
     """
@@ -81,6 +86,7 @@ class ConvSpec:
     sum: Callable[[Any, Tensor, SortedEdges, int, dict[str, Any]], Tensor | None] | None = None
     find_left: Callable[[Any], str | None] = find_nothing
     joined: Joined | None = None
+    leaves_to_any: bool = False
     sees_neighbors_only: bool = False
     steps: tuple[Any, ...] = field(init=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyg_direct.nn.conv import gat, gcn, gin, gine, hgt, rgcn, sage
+from pyg_direct.nn.conv import gat, gcn, gin, gine, hgt, pna, rgcn, sage, transformer
 from pyg_direct.nn.conv.spec import ConvSpec
 
 SPECS: tuple[ConvSpec, ...] = (
@@ -14,7 +14,11 @@ SPECS: tuple[ConvSpec, ...] = (
     gat.GAT,
     gat.GATV2,
     hgt.HGT,
+    # Derived from the next.
+    rgcn.FAST_RGCN,
     rgcn.RGCN,
+    transformer.TRANSFORMER,
+    pna.PNA,
 )
 
 

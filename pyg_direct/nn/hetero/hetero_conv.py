@@ -6,29 +6,22 @@ layers that share them.
 `to_hetero` writes a model as a graph of calls. Consecutive calls of a layer's convolutions, one per relation, become
 one call in a second graph over the same modules. An accelerated model runs the second graph. It is part of the class
 that torch makes for each such model, so copies and pickles are without it.
-
-`TypesOfPass` finds types in the results of a layer on which nothing in a recorded pass depends. A model whose result
-has one type discards the rows of other types in its last layer, and often in earlier layers too. PyG computes all.
-`TypesOfPass` follows tensors through a trial pass. A pass in its `leave_out` block computes no relation into them.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import HeteroConv
 from torch_geometric.nn.conv.hetero_conv import group
 
 from pyg_direct.nn.conv.spec import ConvSpec, Joined
 from pyg_direct.nn.dispatch import is_plain
 from pyg_direct.nn.hetero.joined_edges import Relation
+from pyg_direct.nn.hetero.unread_rows import drop_relations, find_rows_of_pass
 from pyg_direct.nn.module_state import attach, detach, is_attached
 from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.nn.trimming import has_hooks
@@ -57,17 +50,18 @@ class Call(NamedTuple):
 
 def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
     """Override `forward` of a HeteroConv in an accelerated model."""
-    types = find_types_of_pass()
-    if types is None or len(args_dict) != 2 or not kwargs_dict.keys() <= {"edge_attr_dict"}:
-        return _convolve(self, *args_dict, **kwargs_dict)
-    number, unused = types.begin_call()
-    if unused:
-        args_dict = args_dict[0], drop_relations(args_dict[1], unused)
-        kwargs_dict = {name: drop_relations(value, unused) for name, value in kwargs_dict.items()}
-    return types.end_call(number, _convolve(self, *args_dict, **kwargs_dict))
+    rows = find_rows_of_pass()
+    if rows is None or len(args_dict) != 2 or not kwargs_dict.keys() <= {"edge_attr_dict"}:
+        return _convolve(self, {}, *args_dict, **kwargs_dict)
+    call = rows.begin_call()
+    if call.unused:
+        args_dict = args_dict[0], drop_relations(args_dict[1], call.unused)
+        kwargs_dict = {name: drop_relations(value, call.unused) for name, value in kwargs_dict.items()}
+    return rows.end_call(call, _convolve(self, call.num_read, *args_dict, **kwargs_dict))
 
 
-def _convolve(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
+def _convolve(self: Any, num_read: Mapping[str, int], *args_dict: Any, **kwargs_dict: Any) -> Any:
+    """Return the results of a HeteroConv; of types in `num_read`, so many rows are enough."""
     out, attributes = None, kwargs_dict.get("edge_attr_dict", {})
     if len(args_dict) == 2 and kwargs_dict.keys() <= {"edge_attr_dict"} and not is_recorded():
         x_dict, edge_index_dict = args_dict
@@ -81,7 +75,7 @@ def _convolve(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
                 groups.setdefault(kind[-1], []).append(number)
             calls = [Call(self.convs[kind], _rows_of(kind, x_dict), edge_index_dict[kind], attributes.get(kind))
                      for kind in kinds]  # fmt: skip
-            out = _convolve_groups(calls, groups, self.aggr)
+            out = _convolve_groups(calls, groups, self.aggr, num_read)
     return type(self).forward(self, *args_dict, **kwargs_dict) if out is None else out
 
 
@@ -90,16 +84,19 @@ def _rows_of(kind: Any, x_dict: Any) -> Any:
     return x_dict[kind[0]] if kind[0] == kind[-1] else (x_dict.get(kind[0]), x_dict.get(kind[-1]))
 
 
-def _convolve_groups(calls: list[Call], groups: dict[str, list[int]], aggr: str | None) -> dict[str, Tensor] | None:
+def _convolve_groups(calls: list[Call], groups: dict[str, list[int]], aggr: str | None, num_read: Mapping[str, int]
+                     ) -> dict[str, Tensor] | None:  # fmt: skip
     """Return rows of each target type, from the results of the relations into it; None if each relation is separate."""
     alike = _find_alike(calls)
     # Relations of a recorded whole graph gain from a sum if several lead to one type.
     whole = _find_alike(calls, is_whole=True) if not alike and len(groups) < len(calls) and keeps_graphs() else []
-    found, name = (whole, "add_up_whole") if whole else (alike, "add_up")
-    add_up = (
-        getattr(found[0].kind, name) if found and aggr in ("sum", "mean") and _is_layer(found, len(calls)) else None
-    )
-    outs = None if add_up is None else add_up(found[0].relations, list(groups.values()))
+    found, outs = whole or alike, None
+    if found and aggr in ("sum", "mean") and _is_layer(found, len(calls)):
+        kind, relations, numbers = found[0].kind, found[0].relations, list(groups.values())
+        if whole and kind.add_up_whole is not None:
+            outs = kind.add_up_whole(relations, numbers)
+        elif not whole and kind.add_up is not None:
+            outs = kind.add_up(relations, numbers, [num_read.get(target) for target in groups])
     if outs is not None:
         for relation in found[0].relations:
             relation.conv._paths.note()
@@ -337,155 +334,3 @@ def forget_graph(model: torch.nn.Module) -> None:
     plain = getattr(type(model).forward, "plain", None)
     if isinstance(model, fx.GraphModule) and plain is not None:
         type(model).forward = plain  # type: ignore[method-assign]
-
-
-class _Rows(NamedTuple):
-    """Rows of a type in the result of a layer: the call of the layer within the pass, and their form."""
-
-    call: int
-    kind: str
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-
-class TypesOfPass:
-    """Types in the results of the layers of a pass, by the order of their calls."""
-
-    def __init__(self) -> None:
-        self._rows: list[_Rows] = []
-        # Unused ones by call, and all types of the call in their order.
-        self._unused: dict[int, dict[str, _Rows]] = {}
-        self._kinds: dict[int, list[str]] = {}
-        self._calls = 0
-        self._follower: _Follower | None = None
-        self._value = 0.0
-
-    @contextmanager
-    def follow(self) -> Iterator[None]:
-        """Follow the results of layers through the pass of this block."""
-        self._rows, self._follower = [], _Follower()
-        with self._active(), self._follower:
-            yield
-
-    @contextmanager
-    def leave_out(self, value: float = 0.0) -> Iterator[None]:
-        """Leave out unused types in the pass of this block.
-
-        Args:
-            value: Number in the place of each of theirs.
-        """
-        self._follower, self._value = None, value
-        with self._active():
-            yield
-
-    @contextmanager
-    def _active(self) -> Iterator[None]:
-        self._calls = 0
-        before, _current.types = _current.types, self
-        try:
-            yield
-        finally:
-            _current.types = before
-
-    def find_unused(self, results: Iterable[Tensor]) -> bool:
-        """Find the types on which these results of the followed pass do not depend; return if there are any."""
-        assert self._follower is not None, "a pass was followed"
-        used = self._follower.find_sources(results)
-        self._unused = {}
-        for number, rows in enumerate(self._rows):
-            if not used >> number & 1:
-                self._unused.setdefault(rows.call, {})[rows.kind] = rows
-        self._follower = None
-        return bool(self._unused)
-
-    def begin_call(self) -> tuple[int, frozenset[str]]:
-        """Return the number of a layer's call, and the types that it leaves out."""
-        number, self._calls = self._calls, self._calls + 1
-        return number, frozenset(() if self._follower is not None else self._unused.get(number, ()))
-
-    def end_call(self, number: int, out: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-        """Return the results of a layer's call with rows in the place of types that were left out."""
-        if self._follower is not None:
-            self._kinds[number] = list(out)
-            for kind, rows in out.items():
-                # HGTConv gives no rows to some types without edges.
-                if rows is not None:
-                    self._follower.mark(rows, len(self._rows))
-                    self._rows.append(_Rows(number, kind, rows.shape, rows.dtype, rows.device))
-            return out
-        unused = self._unused.get(number)
-        if not unused:
-            return out
-        return {kind: torch.full(unused[kind].shape, self._value, dtype=unused[kind].dtype, device=unused[kind].device)
-                if kind in unused else out.get(kind) for kind in self._kinds[number]}  # fmt: skip
-
-
-class _Current(threading.local):
-    types: TypesOfPass | None = None
-
-
-_current = _Current()
-
-
-def find_types_of_pass() -> TypesOfPass | None:
-    """Return what is known of the types of the pass of this thread; None outside of recordings."""
-    return _current.types
-
-
-def drop_relations(edges: Mapping[Any, Any], kinds: frozenset[str]) -> dict[Any, Any]:
-    """Return what is given by relation, without the relations into types."""
-    return {key: value for key, value in edges.items() if not (isinstance(key, tuple) and key[-1] in kinds)}
-
-
-class _Follower(TorchDispatchMode):
-    """Marks on the memory of tensors, which operations pass on from what they read to what they write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # By storage, one bit a mark. Memory that is given free and taken again gets the marks of its new owner.
-        self._marks: dict[int, int] = {}
-        self._made: set[int] = set()
-        # Marks that reached the host, or memory from before the pass.
-        self._escaped = 0
-
-    def mark(self, tensor: Tensor, number: int) -> None:
-        """Put a mark on a tensor."""
-        place = _find_place(tensor)
-        self._marks[place] = self._marks.get(place, 0) | 1 << number
-
-    def find_sources(self, results: Iterable[Tensor]) -> int:
-        """Return the marks on tensors, and those that escaped."""
-        marks = self._escaped
-        for tensor in results:
-            marks |= self._marks.get(_find_place(tensor), 0)
-        return marks
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        given = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
-        dense = [part for part in given if part.layout is torch.strided]
-        marks = 0
-        for part in dense:
-            marks |= self._marks.get(_find_place(part), 0)
-        out = func(*args, **kwargs)
-        made = [part for part in tree_leaves(out) if isinstance(part, Tensor)]
-        if not made or len(dense) < len(given) or any(part.layout is not torch.strided for part in made):
-            self._escaped |= marks
-        before = {_find_place(part) for part in dense}
-        writes = func._schema.is_mutable
-        for place in {*map(_find_place, [part for part in made if part.layout is torch.strided]),
-                      *(before if writes else ())}:  # fmt: skip
-            if place not in before:
-                self._marks[place] = marks
-                self._made.add(place)
-                continue
-            # A view has the marks of its memory; what is written may be any of the arguments.
-            self._marks[place] = self._marks.get(place, 0) | marks
-            if writes and place not in self._made:
-                self._escaped |= marks
-        return out
-
-
-def _find_place(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

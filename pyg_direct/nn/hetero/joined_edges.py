@@ -229,16 +229,24 @@ def _find_read(edges: JoinedEdges, key: tuple[Any, ...], begins: list[int], most
         counts = most
     has_all = [count >= _MOSTLY * size for count, size in zip(counts, sizes, strict=True)]
     counts = [size if is_whole else count for count, size, is_whole in zip(counts, sizes, has_all, strict=True)]
-    starts = list(accumulate(counts, initial=0))
-    parts = row.split(edges.counts)
-    shifts = [start - begin for start, begin in zip(starts, begins, strict=False)]
-    places = list(torch._foreach_add(parts, shifts))
+    starts, parts = list(accumulate(counts, initial=0)), row.split(edges.counts)
     picked = [i for i, is_whole in enumerate(has_all) if not is_whole]
-    rows, first = row.new_zeros(sum(counts[i] for i in picked)), 0
-    for i in picked:
-        rank = before.index_select(0, parts[i]) - before[begins[i]]
-        rows.narrow(0, first, counts[i]).scatter_(0, rank, parts[i] - begins[i])
-        places[i], first = rank + starts[i], first + counts[i]
+    rows, places, shifts = row.new_zeros(sum(counts[i] for i in picked)), list(parts), []
+    if picked:
+        # Of all these relations at once: launches of a GPU take longer than their work.
+        firsts = list(accumulate((counts[i] for i in picked), initial=0))
+        chosen, sizes = [parts[i] for i in picked], [edges.counts[i] for i in picked]
+        bases = torch._foreach_sub([before[begins[i]] for i in picked], firsts[:-1])
+        rank = before.index_select(0, torch.cat(chosen))
+        rank -= torch.cat([base.expand(size) for base, size in zip(bases, sizes, strict=True)])
+        rows.scatter_(0, rank, torch.cat(torch._foreach_sub(chosen, [begins[i] for i in picked])))
+        for i, part in zip(picked, rank.split(sizes), strict=True):
+            places[i] = part
+    first = 0
+    for i, is_whole in enumerate(has_all):
+        shifts.append(starts[i] - (begins[i] if is_whole else first))
+        first += 0 if is_whole else counts[i]
+    places = list(torch._foreach_add(places, shifts))
     edges = edges._replace(row=torch.cat(places), num_sources=starts[-1], key=key)
     return ReadSources(rows, counts, edges, has_all)
 

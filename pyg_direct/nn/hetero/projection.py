@@ -21,6 +21,7 @@ from pyg_direct.nn.linear import (
     multiply_exactly,
     multiply_into,
     multiply_tall,
+    multiply_tall_halves,
     multiply_widely,
     split_in_two,
     splits,
@@ -136,7 +137,8 @@ class _Project(Function):
         read, picked, narrow, folded = _Given.of(plan, saved[len(given) :])
         found = _Given.of(plan, [None] * len(given))
         wanted = _Given.of(plan, wants)
-        blocks = [_join_scores(plan, group, to_scores, ctx.used) for group in plan.groups]
+        to_all = None if to_scores is None else [to_scores]
+        blocks = [_join_scores(plan, group, to_all, ctx.used) for group in plan.groups]
         parts: list[Any] = [None] * count
         if to_made is not None:
             parts = list(to_made.split_with_sizes(list(map(len, picked))))
@@ -148,7 +150,12 @@ class _Project(Function):
             if wanted.tables[place]:
                 found.tables[place] = _pull_table(plan, place, given[place], [i for i in live if
                                                   plan.sources[i] == place], parts, narrow, blocks, folded)  # fmt: skip
-        _pull_targets(plan, read, blocks, given, wanted, found, ctx.used)
+        halves: list[Tensor | None] = [None] * len(blocks)
+        if to_scores is not None and splits(read[0], to_scores.dtype):
+            # Split for all groups at once.
+            split = split_in_two(to_scores, plan.dtype)
+            halves = [_join_scores(plan, group, split, ctx.used) for group in plan.groups]
+        _pull_targets(plan, read, blocks, halves, given, wanted, found, ctx.used)
         return None, None, *(part for parts in found for part in parts)
 
 
@@ -192,9 +199,13 @@ def _score_targets(plan: _Plan, read: Sequence[Tensor], folded: Sequence[Tensor]
         # Both parts of all matrices at once.
         parts = [part.view(-1, heads, part.shape[1]) for part in split_in_two(torch.cat(list(folded)), rows[0].dtype)]
         pairs = torch.stack(parts, dim=1).split(counts)
-        made = [multiply_widely(its, pair.flatten(0, 2).t()).view(len(its), count, 2, heads)
-                for its, pair, count in zip(rows, pairs, counts, strict=True)]  # fmt: skip
-        blocks = [block[:, :, 0] + block[:, :, 1] for block in made]
+        # In one memory, so that both parts are added up at once.
+        sizes = [len(its) * count for its, count in zip(rows, counts, strict=True)]
+        made = torch.empty(sum(sizes), 2, heads, dtype=folded[0].dtype, device=rows[0].device)
+        for its, pair, part in zip(rows, pairs, made.split(sizes), strict=True):
+            multiply_widely(its, pair.flatten(0, 2).t(), part.view(len(its), -1))
+        blocks = [block.view(len(its), -1, heads)
+                  for its, block in zip(rows, (made[:, 0] + made[:, 1]).split(sizes), strict=True)]  # fmt: skip
     else:
         blocks = [multiply_exactly(its, matrix.t()).view(len(its), count, heads)
                   for its, matrix, count in zip(rows, folded, counts, strict=True)]  # fmt: skip
@@ -216,15 +227,20 @@ def _unfold(grad: Tensor, weights: Sequence[Tensor], vectors: Sequence[Tensor]
     return to_weights.unbind(), to_vectors.unbind()
 
 
-def _pull_targets(plan: _Plan, read: Sequence[Tensor], blocks: Sequence[Tensor | None], given: Sequence[Tensor],
-                  wanted: _Given, found: _Given, used: Used) -> None:  # fmt: skip
-    """Set the gradients of the matrices and vectors of targets, from the gradients of the scores of each group."""
+def _pull_targets(plan: _Plan, read: Sequence[Tensor], blocks: Sequence[Tensor | None],
+                  halves: Sequence[Tensor | None], given: Sequence[Tensor], wanted: _Given, found: _Given, used: Used
+                  ) -> None:  # fmt: skip
+    """Set the gradients of the matrices and vectors of targets, from the gradients of the scores of each group, and
+    their two parts if they have been split.
+    """
     _, _, weights, vectors = _Given.of(plan, given)
     order, pulled = [], []
-    for group, block in zip(plan.groups, blocks, strict=True):
+    for group, block, both in zip(plan.groups, blocks, halves, strict=True):
         if block is not None and any(wanted.own_weights[i] or wanted.vectors[i] for i in group.relations if used[i]):
+            rows = read[group.table][: group.most]
+            made = multiply_tall(rows, block) if both is None else multiply_tall_halves(rows, both)
             order.append(group.relations)
-            pulled.append(multiply_tall(read[group.table][: group.most], block).to(block.dtype).t())
+            pulled.append(made.to(block.dtype).t())
     if len({part.shape[1] for part in pulled}) == 1:
         order, pulled = [[i for its in order for i in its]], [torch.cat(pulled)]
     for its, grad in zip(order, pulled, strict=True):
@@ -235,18 +251,23 @@ def _pull_targets(plan: _Plan, read: Sequence[Tensor], blocks: Sequence[Tensor |
                 found.vectors[i] = to_vector if wanted.vectors[i] else None
 
 
-def _join_scores(plan: _Plan, group: _Shared, grad: Tensor | None, used: Used) -> Tensor | None:
-    """Return the gradients of the scores of a group `[most, R * H]`, zero where there are none; None without any."""
-    if grad is None or not any(used[i] for i in group.relations):
+def _join_scores(plan: _Plan, group: _Shared, grads: Sequence[Tensor] | None, used: Used) -> Tensor | None:
+    """Return gradients of the scores of a group side by side, `[most, R * H]` of each given one, zero where there are
+    none; None without any.
+    """
+    if grads is None or not any(used[i] for i in group.relations):
         return None
-    parts, heads = grad.split_with_sizes(plan.sizes), grad.shape[1]
+    heads = grads[0].shape[1]
+    parts = [grad.split_with_sizes(plan.sizes) for grad in grads]
     is_full = all(used[i] and plan.sizes[i] == group.most for i in group.relations)
     if is_full:
-        return torch.cat([parts[i] for i in group.relations], dim=1)
-    block = grad.new_zeros(group.most, len(group.relations) * heads)
-    for number, i in enumerate(group.relations):
-        if used[i]:
-            block.narrow(1, number * heads, heads).narrow(0, 0, plan.sizes[i]).copy_(parts[i])
+        return torch.cat([own[i] for own in parts for i in group.relations], dim=1)
+    block = grads[0].new_zeros(group.most, len(grads) * len(group.relations) * heads)
+    columns = iter(block.split_with_sizes([heads] * (block.shape[1] // heads), dim=1))
+    for own in parts:
+        for i, column in zip(group.relations, columns, strict=False):
+            if used[i]:
+                column.narrow(0, 0, plan.sizes[i]).copy_(own[i])
     return block
 
 

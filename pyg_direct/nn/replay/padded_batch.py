@@ -39,6 +39,8 @@ _FEW_EDGES = 16
 # Batches with types have many counts, small ones too, and fit only if each of them does: so many times the square root
 # of a count, and so many nodes or edges, are left free besides a share.
 _SPREAD, _LEAST_SLACK = 4, 8
+# Places of batches with so many nodes are rounded up to a multiple: products take aligned rows, in pieces of one size.
+_MANY, _ALIGNED = 1 << 14, 32
 # Attributes that places for graphs have in any case, or that are made anew.
 _OWN = frozenset(("edge_index", "batch", "ptr", "num_nodes"))
 
@@ -72,16 +74,20 @@ class Sizes(NamedTuple):
             most_edges: Edges of a target in unused places, by relation.
             num_seeds: Most nodes of the first hop; None if they are larger by a share too.
         """
-        edges = {kind: tuple(self._widen(count, margin) for count in counts) for kind, counts in self.edges.items()}
+        is_large = EDGES not in self.edges and sum(map(sum, self.nodes.values())) >= _MANY
+        unit = _ALIGNED if is_large else 1
+        edges = {kind: tuple(_round_up(self._widen(count, margin), unit) for count in counts)
+                 for kind, counts in self.edges.items()}  # fmt: skip
         nodes = {}
         for kind, counts in self.nodes.items():
             # Room for the padding edges of a smaller batch.
-            into = [[math.ceil(4 * self._find_slack(count, margin) / most_edges[relation]) for count in own]
-                    for relation, own in self.edges.items() if relation[-1] == kind]  # fmt: skip
+            into = [[math.ceil(4 * (self._find_slack(count, margin) + unit - 1) / most_edges[relation])
+                     for count in own] for relation, own in self.edges.items() if relation[-1] == kind]  # fmt: skip
             spare = [1 + max(hop, default=0) for hop in zip(*into, strict=True)] if into else [1] * (len(counts) - 1)
             room = [max(self._widen(count, margin), count + extra)
                     for count, extra in zip(counts, [*spare, 1], strict=True)]  # fmt: skip
-            nodes[kind] = tuple(room if num_seeds is None else [num_seeds + spare[0], *room[1:]])
+            room = room if num_seeds is None else [num_seeds + spare[0], *room[1:]]
+            nodes[kind] = tuple(_round_up(count, unit) for count in room)
         return Sizes(nodes, edges)
 
     def _widen(self, count: int, margin: float) -> int:
@@ -90,6 +96,10 @@ class Sizes(NamedTuple):
     def _find_slack(self, count: int, margin: float) -> int:
         spread = 0 if EDGES in self.edges else math.ceil(_SPREAD * math.sqrt(count)) + _LEAST_SLACK
         return math.ceil(count * margin) + spread
+
+
+def _round_up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
 
 
 def _has_lengths(counts: Mapping[Any, Counts], others: Mapping[Any, Counts]) -> bool:

@@ -18,12 +18,12 @@ from torch.autograd import Function
 from torch_geometric.nn import HeteroConv, HGTConv
 
 from pyg_direct.errors import describe
-from pyg_direct.nn.hetero.hetero_conv import TypesOfPass
+from pyg_direct.nn.hetero.unread_rows import RowsOfPass
 from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors, read_version
 from pyg_direct.nn.replay.model_call import Call, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
+from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait, waits_refused
 
 # Share of the free memory that tensors kept for backward may take twice.
 _MOST_KEPT = 1 / 4
@@ -127,8 +127,8 @@ class RecordedPasses:
         self._turn: weakref.ref[_Turn] | None = None
         self._graphs: list[Any] = []
         self._is_trial = True
-        # Types of layers that the passes leave out, and leaves whose gradient is zero without these.
-        self._types: TypesOfPass | None = None
+        # Types and rows of layers that the passes leave out, and leaves whose gradient is zero without these.
+        self._rows: RowsOfPass | None = None
         self._zeroed: list[bool] = []
 
     # What a subclass has.
@@ -192,7 +192,7 @@ class RecordedPasses:
         # New leaves: torch adds up a leaf's gradients on the stream of the living graph that met it first.
         with self._keeper, _own_leaves(model, self._parameters) as leaves:
             self._leaves = [*leaves, *self._learning]
-            with nullcontext() if self._types is None else self._types.leave_out():
+            with nullcontext() if self._rows is None else self._rows.leave_out():
                 self._graphs = [recorder.record(self._run)]
             self._outs = [part.detach() for part in self._made]
             if self._rules.is_graded:
@@ -221,33 +221,46 @@ class RecordedPasses:
             # Also results that depend on the model's arguments, which are others here.
             reason = find_wait(self._run, Exception) or traces.find() or self._find_misfit() or self._find_return()
             if reason is None:
-                self._types = self._find_types(model)
+                self._rows = self._find_rows(model)
                 reason = self._find_difference(model, call)
             return reason
 
-    def _find_types(self, model: Any) -> TypesOfPass | None:
-        """Find types of layers that passes can leave out; None without any."""
+    def _find_rows(self, model: Any) -> RowsOfPass | None:
+        """Find types and rows of layers that passes can leave out; None without any."""
         if not any(isinstance(part, (HeteroConv, HGTConv)) for part in model.modules()):
             return None
-        types, saved = TypesOfPass(), self._saved
+        rows, saved, reached = RowsOfPass(), self._saved, self._reached
+        expected: list[Tensor] = []
         try:
-            with left_as_it_was(model, self._device), types.follow():
+            with left_as_it_was(model, self._device), rows.follow():
                 expected = self._list_results(model)
-            if types.find_unused(self._made):
-                # No such number may reach a result or a buffer.
-                with left_as_it_was(model, self._device), types.leave_out(float("nan")):
-                    found = self._list_results(model)
-                if all(map(is_near, found, expected)):
-                    before = self._reached
-                    if self._rules.is_graded:
-                        self._return()
-                    self._zeroed = [was and not is_reached
-                                    for was, is_reached in zip(before, self._reached, strict=True)]  # fmt: skip
-                    return types
-        except Exception:  # Any error of a model, as about rows that have no gradient.
-            pass
+            has_unread = rows.find_unread(self._made)
+        except Exception:  # Any error of a model about operations that are followed.
+            has_unread = False
+        while has_unread:
+            if self._serves(model, rows, expected):
+                self._zeroed = [was and not is_reached
+                                for was, is_reached in zip(reached, self._reached, strict=True)]  # fmt: skip
+                return rows
+            self._reached, has_unread = reached, rows.keep_rows()
         self._saved = saved
         return None
+
+    def _serves(self, model: Any, rows: RowsOfPass, expected: Sequence[Tensor]) -> bool:
+        """Report whether a pass that leaves rows out has the expected results."""
+        try:
+            # No such number may reach a result or a buffer, and a recording cannot wait.
+            with left_as_it_was(model, self._device), rows.leave_out(float("nan")), waits_refused():
+                found = self._list_results(model)
+            if not all(map(is_near, found, expected)):
+                return False
+            if self._rules.is_graded:
+                self._return()
+        except Exception:  # Any error of a model, as about rows that have no gradient.
+            return False
+        # Nor may it reach a gradient.
+        return all(bool(part.isfinite().all()) for part in self._gradients
+                   if part is not None and part.layout is torch.strided)  # fmt: skip
 
     def _list_results(self, model: Any) -> list[Tensor]:
         """Run forward; return its results, and what it leaves in buffers."""

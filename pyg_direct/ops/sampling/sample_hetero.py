@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pyg_direct.compiler.jit import THREADS
-from pyg_direct.kernels.sampling import hetero as kernels, weighted_gpu
+from pyg_direct.kernels.sampling import hetero as kernels, labor_items, weighted_gpu
 from pyg_direct.kernels.sampling.excluded_edges import find_edges_cpu, find_edges_gpu
 from pyg_direct.kernels.sampling.weighted import sum_weights_cpu
-from pyg_direct.kernels.sampling.worklist import COLUMNS, FANOUT, FIRST
+from pyg_direct.kernels.sampling.worklist import COLUMNS, FANOUT, FIRST, FLAGS, SHARED
 from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
@@ -152,6 +152,9 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
             scores = torch.empty(capacity, dtype=torch.float64, device=device)
             run_gpu(weighted_gpu.pick_long_rows_gpu, weighted_grid, hop, entries, rows.edge_weight, excluded,
                     frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
+    if shares_keys(work):
+        run_gpu(labor_items.pick_labor_items_gpu, max(1, min(full_grid(starts), num_items)), hop, entries,
+                rows.indices, excluded, starts, sizes, offsets, draws)  # fmt: skip
     repeats, none = torch.empty(capacity, dtype=torch.uint8, device=device), ends[:0].view(torch.int32)
     grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
     run_gpu(kernels.pick_items_gpu, grid, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
@@ -177,10 +180,11 @@ def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tupl
     weighted: tuple[Any, ...] = (None, None, None)
     if rows.edge_weight.numel() > 0:
         weighted = (rows.edge_weight, rows.weight_before, np.empty(capacity, np.float64))
+    longest = int(sizes.max(initial=0)) if shares_keys(work) else None
     # The loop then picks positions alone, whose neighbors are read together.
     neighbors = rows.indices if lists is None else rows.indices.new_zeros(1).expand(rows.indices.numel())
     run_cpu(kernels.pick_items_cpu, hop, replace, frontier.tree_shift, entries, neighbors, rows.edge_ids,
-            *weighted, excluded, frontier.rows, frontier.trees, starts, sizes, offsets,
+            *weighted, excluded, frontier.rows, frontier.trees, starts, sizes, offsets, longest,
             cpu_chunks(), positions, *made)  # fmt: skip
     if lists is not None:
         found = lists.indices.take(positions)
@@ -189,6 +193,11 @@ def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tupl
         if lists.edge_ids is not None:
             made[1][:] = lists.edge_ids.take(positions)
     return Picked(*(torch.from_numpy(part) for part in (*made, offsets[work[::COLUMNS]], offsets)))
+
+
+def shares_keys(work: np.ndarray) -> bool:
+    """Check whether the rows of a work list share the keys of their sources, as all of its entries then do."""
+    return bool(work.size > COLUMNS and work[FLAGS] & SHARED)
 
 
 def _bound_edges(work: np.ndarray) -> int | None:

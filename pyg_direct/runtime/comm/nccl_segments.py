@@ -86,10 +86,15 @@ class Transport(Protocol):
 
 
 class _Lane:
-    """Exchange by a group of NCCL, whose exchanges follow each other."""
+    """Exchange by a group of NCCL, whose exchanges follow each other.
+
+    Attributes:
+        ended_by: The reason why the group was aborted, if it was.
+    """
 
     def __init__(self, group: Any, size: int, device: torch.device) -> None:
         self._group, self._size, self._device = group, size, device
+        self.ended_by: str | None = None
         self._options = dist.AllToAllOptions()
         self._options.asyncOp = False
 
@@ -107,6 +112,9 @@ class _Lane:
         torch.cuda.current_stream(self._device).synchronize()
 
     def _swap(self, to_send: Tensor, received: Tensor, sizes: Sequence[int] = ()) -> None:
+        if self.ended_by is not None:
+            # An aborted group would wait for the other ranks to connect again.
+            raise RankError(self.ended_by)
         work = self._group.alltoall_base(received, to_send, list(sizes), list(sizes), self._options)
         if work is not None:
             work.wait()
@@ -173,9 +181,8 @@ class NcclSegments(_Lane):
         # Events behind exchanges, with the times when these were enqueued, by id.
         self._followed: dict[int, tuple[torch.cuda.Event, float]] = {}
         self._lock = threading.Lock()
-        # Begin of the wait for a graph, if there is one, and the reason why the group was aborted.
+        # Begin of the wait for a graph, if there is one.
         self._since: float | None = None
-        self._reason: str | None = None
         self._is_told = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -230,10 +237,17 @@ class NcclSegments(_Lane):
             event.synchronize()
         finally:
             self._since = None
-        if self._reason is not None:
+        self._raise_end()
+
+    def _raise_end(self) -> None:
+        if self.ended_by is not None:
             if self._is_told:
                 self._hear()
-            raise RankError(self._reason)
+            raise RankError(self.ended_by)
+
+    def _swap(self, to_send: Tensor, received: Tensor, sizes: Sequence[int] = ()) -> None:
+        self._raise_end()
+        super()._swap(to_send, received, sizes)
 
     def _watch(self) -> None:
         if self._device.type == "cuda":
@@ -249,18 +263,19 @@ class NcclSegments(_Lane):
             if reason is None and waited > self._timeout:
                 reason = f"an exchange on the GPU took more than {self._timeout:g} seconds"
             if reason is not None:
-                self._reason = reason
                 # Ends the kernels that wait, then waits for their graphs, which `wait` lets go.
-                self._abort()
+                self._abort(reason)
                 return
 
-    def _abort(self) -> None:
-        """End the kernels that wait.
+    def _abort(self, reason: str) -> None:
+        """End the kernels that wait, and refuse all exchanges from now on.
 
         A group waits for its graphs after that. These may go only when no kernel of the other group waits.
         """
+        self.ended_by = reason
         other = None
         if self.beside is not None:
+            self.beside.ended_by = reason
             other = threading.Thread(target=self.beside._group.abort, daemon=True)
             other.start()
         self._group.abort()
@@ -274,21 +289,24 @@ class NcclSegments(_Lane):
             failed: Whether other ranks may be gone, so that kernels that wait for them must be aborted first.
         """
         self._ended.set()
-        if self._thread is not None and threading.current_thread() is not self._thread:
-            self._thread.join(_END)
-        ending: threading.Thread | None = None
-        if failed and self._reason is None:
-            ending = threading.Thread(target=self._abort, daemon=True)
-            ending.start()
+        watching = self._thread if self._thread is not threading.current_thread() else None
+        if watching is not None and self.ended_by is None:
+            watching.join(_END)
+        is_over = self.ended_by is not None
+        # An abort ends after the graphs are released. A thread still in it would end the program when Python ends.
+        ending = [watching] if watching is not None else []
+        if failed and not is_over:
+            ending.append(threading.Thread(target=self._abort, args=("this rank failed",), daemon=True))
+            ending[-1].start()
             time.sleep(_LOOK / 10)
         until = time.monotonic() + _END
         for holder in list(self._holders):
             # A thread may still wait for the batch whose exchanges were aborted.
             while not holder.release() and time.monotonic() < until:
                 time.sleep(_LOOK / 10)
-        if ending is not None:
-            ending.join(_END)
-        elif self._reason is None:
+        for thread in ending:
+            thread.join(_END)
+        if not failed and not is_over:
             for lane in (self, self.beside):
                 if lane is not None:
                     lane._group.shutdown()

@@ -161,9 +161,13 @@ class CapturedGraph:
             bind_thread(self.index)
             call("cuGraphLaunch", self._executable, stream)
 
+    def release(self) -> None:
+        """Destroy the graph, after the work on its way; it cannot be replayed again."""
+        self.__del__()
+
     def __del__(self, suppress: Any = contextlib.suppress) -> None:
         # Names are passed in: at interpreter exit, names of modules are gone before objects are.
-        executable = getattr(self, "_executable", None)
+        executable, self._executable = getattr(self, "_executable", None), None
         if executable is not None:
             with suppress(Exception), tolerate_captures():
                 call("cuGraphExecDestroy", executable)

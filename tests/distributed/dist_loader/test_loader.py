@@ -65,6 +65,12 @@ LINK_CASES = {
         "input_end_time": torch.arange(90) % 50,
     },
     "strict": {"neg_sampling": "binary", "strict_negatives": True, "exclude_target_edges": "reverse"},
+    "strict by time": {
+        "neg_sampling": "triplet",
+        "strict_negatives": True,
+        "time_attr": "time",
+        "edge_label_time": torch.arange(90) % 50,
+    },
     "excluded": {"exclude_target_edges": True},
     "excluded by weight": {"exclude_target_edges": True, "weight_attr": "weight"},
     "excluded, induced": {"exclude_target_edges": "reverse", "subgraph_type": "induced"},

@@ -21,10 +21,8 @@ from tests.distributed.ranks import COMMON, as_dict, assert_in_turn, make_data, 
 from tests.processes import ranks_started, run_ranks, wait_for_end
 
 
-def load(rank, folder, backend, captured):
+def load(rank, folder, backend, captured, replicas):
     torch.cuda.set_device(rank)
-    # Rows of replicas are exchanged in the older way.
-    replicas = "10%" if backend == "gloo" or not captured else None
     with DistGraph(folder, device=f"cuda:{rank}", backend=backend, device_cache_size="50%", replicas=replicas,
                    share_graph=False, captured=captured) as graph:  # fmt: skip
         assert dist.get_world_size() == 2
@@ -39,12 +37,14 @@ def load(rank, folder, backend, captured):
 
 @pytest.mark.gpu
 @pytest.mark.gpus
-@pytest.mark.parametrize(("backend", "captured"), [("nccl", "auto"), ("nccl", False), ("gloo", "auto")])
-def test_batches_are_those_of_one_gpu(tmp_path, backend, captured):
+@pytest.mark.parametrize(("backend", "captured", "replicas"), [
+    ("nccl", "auto", None), ("nccl", "auto", "30%"), ("nccl", False, "10%"), ("gloo", "auto", "10%"),
+])  # fmt: skip
+def test_batches_are_those_of_one_gpu(tmp_path, backend, captured, replicas):
     data = make_data()
     write_data(tmp_path / "p", data, 2)
 
-    ranks = run_ranks(load, 2, tmp_path / "p", backend, captured)
+    ranks = run_ranks(load, 2, tmp_path / "p", backend, captured, replicas)
 
     for place, options in enumerate(({}, {"disjoint": True}, {"replace": True})):
         alone = NeighborLoader(data, [4, -1, 2], torch.arange(0, 300, 3), device="cpu", **options, **COMMON)
@@ -83,10 +83,11 @@ def test_batches_with_every_option_are_those_of_one_process(tmp_path):
             assert_in_turn([found[name][epoch] for found in ranks], alone)
 
 
-def load_plainly(rank, folder):
+def load_plainly(rank, folder, replicas):
     torch.cuda.set_device(rank)
     found = []
-    with DistGraph(folder, device=f"cuda:{rank}", device_cache_size="50%", share_graph=False) as graph:
+    with DistGraph(folder, device=f"cuda:{rank}", device_cache_size="50%", share_graph=False,
+                   replicas=replicas if rank == 0 else None) as graph:  # fmt: skip
         for options in ({}, {"replace": True}):
             loader = DistNeighborLoader(graph, [4, -1, 2], torch.arange(300), batch_size=4, shuffle=True, seed=3,
                                         **options)  # fmt: skip
@@ -99,18 +100,20 @@ def load_plainly(rank, folder):
             else:
                 assert len(list(loader)) == len(loader)
         assert loader._find_plain()._row_stream is not None
+        assert (graph.rows.num_kept > 0) == (replicas is not None and rank == 0)
     return found
 
 
 @pytest.mark.gpu
 @pytest.mark.gpus
-def test_batches_without_rows_of_edges_overlap_over_several_steps(tmp_path):
+@pytest.mark.parametrize("replicas", [None, "50%"])
+def test_batches_without_rows_of_edges_overlap_over_several_steps(tmp_path, replicas):
     data = make_data()
     del data.edge_attr, data.weight
     partition_graph(tmp_path / "p", data.edge_index, 2, num_nodes=data.num_nodes,
                     node_rows={name: data[name] for name in ("x", "y", "train_mask", "time")})  # fmt: skip
 
-    ranks = run_ranks(load_plainly, 2, tmp_path / "p")
+    ranks = run_ranks(load_plainly, 2, tmp_path / "p", replicas)
 
     for place, options in ((0, {}), (2, {"replace": True})):
         alone = NeighborLoader(data, [4, -1, 2], torch.arange(300), batch_size=4, shuffle=True, seed=3, device="cpu",

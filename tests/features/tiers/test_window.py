@@ -346,6 +346,22 @@ def test_the_rest_of_a_table_is_read_once_half_of_it_is_asked_for(window_of, mon
     assert window.tell(measures_disk=False).num_again <= 1
 
 
+def test_the_rest_of_a_table_in_long_runs_is_read_after_the_rows_of_the_window(window_of, monkeypatch):
+    monkeypatch.setattr(window_module, "_LONG_RUN", 500 * ROW_BYTES)
+    rows = make_rows(4000)
+    window = window_of(rows)
+
+    plan(window, 0, np.arange(1000, 3500))
+    assert not window.is_whole
+    assert torch.equal(bytes_of(take(window, 0, np.arange(1000, 3500))), bytes_of(rows)[1000:3500])
+
+    window.read_rest()
+    assert window.is_whole
+    window.read_rest()
+    assert torch.equal(bytes_of(take(window, 0, np.arange(4000))), bytes_of(rows))
+    assert window.tell(measures_disk=False).num_again <= 4
+
+
 def test_few_rows_of_a_table_that_fits_leave_the_others_in_the_file(window_of):
     # Rows of a page each.
     rows = make_rows(3000, row=(1024,))

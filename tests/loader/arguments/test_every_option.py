@@ -265,7 +265,8 @@ LINK_SAMPLING = {**{name: SAMPLING[name] for name in ("num_neighbors", "replace"
                  "edge_label_time": Seen(look, torch.full((20,), 9), torch.full((20,), 25), time_attr="time"),
                  "strict_negatives": Differs(True, neg_sampling={"mode": "binary", "amount": 40}),
                  "exclude_target_edges": Differs(True, edge_label_index=DATA.edge_index[:, :20]),
-                 "rev_edge_type": Refused(("a", "to", "b"), "rev_edge_type must be None")}  # fmt: skip
+                 "rev_edge_type": Refused(("a", "to", "b"), "rev_edge_type must be None"),
+                 "sampling": Differs("labor"), "layer_dependency": Differs(True, sampling="labor")}  # fmt: skip
 NEIGHBOR = {**INPUTS, **list_windows(30, time_attr="time"), **SAMPLING, **OF_PYG, **PLACES, **TOPOLOGY, **EPOCHS,
             **AHEAD, **RANKS, **TORCH,
             "neighbor_sampler": Differs(sampler_of(replace=True)),
@@ -296,7 +297,6 @@ LOADERS = {
     "NeighborLoader": (NeighborLoader, NEIGHBOR),
     "SubGraphLoader": (SubGraphLoader, {
         **NEIGHBOR, "subgraph_type": Refused("directional", "must be 'induced'"),
-        "sampling": Refused("labor", "needs a Data"), "layer_dependency": Refused(True, "needs a Data"),
         "topology_cache": Refused("9B", "needs a Data"),
         "directed": Refused(3, "directed"), "neighbor_sampler": Differs(sampler_of())}),
     "LinkNeighborLoader": (LinkNeighborLoader, {

@@ -40,7 +40,7 @@ def test_workers_are_absorbed_with_one_word():
         ({"num_neighbors": [1.5]}, ArgumentTypeError, "num_neighbors must hold integers"),
         ({"time_attr": "when"}, ArgumentError, "time_attr must name an attribute of nodes or edges, got 'when'"),
         ({"weight_attr": "w"}, ArgumentError, "weight_attr must name an attribute of edges, got 'w'"),
-        ({"sampling": "labor"}, ArgumentError, "sampling='labor' needs a Data"),
+        ({"sampling": "poisson"}, ArgumentError, "sampling must be one of uniform, labor, got 'poisson'"),
         ({"subgraph_type": "whole"}, ArgumentError, "subgraph_type must be one of directional"),
         ({"temporal_strategy": "first"}, ArgumentError, "temporal_strategy must be one of uniform, last"),
         ({"placement": "cuda"}, ArgumentError, "placement must be one that device=cpu can read"),

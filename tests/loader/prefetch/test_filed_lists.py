@@ -69,6 +69,11 @@ def look(batches):
              for part in batch.stores] for batch in batches]  # fmt: skip
 
 
+def test_lists_in_files_are_not_read_whole_for_labor(paths, device):
+    with pytest.raises(ArgumentError, match=r"sampling must be 'uniform' for neighbor lists in a file .*indices.npy"):
+        open_loader(open_lists(paths), device, sampling="labor")
+
+
 @pytest.mark.parametrize("kind", [NeighborLoader, LinkNeighborLoader])
 @pytest.mark.parametrize(("ahead", "prefetch"), [(None, 2), (0, 1), (1, 2), (5, 0), (1000, 2), ("100K", 2)])
 def test_batches_equal_those_of_lists_in_memory(paths, device, kind, ahead, prefetch):

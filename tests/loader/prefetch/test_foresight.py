@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_direct import Feature, FeatureStore, HGTLoader, LinkNeighborLoader, NeighborLoader, pack_rows, save_rows
-from pyg_direct.errors import ArgumentError, FileError, LoaderWarning
+from pyg_direct.errors import ArgumentError, FileError, LoaderWarning, PlacementWarning
 from pyg_direct.features import range_reader, staged_reader
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.tiers.window import RowWindow
@@ -40,6 +40,14 @@ def path(tmp_path, monkeypatch):
 def device(real_device):
     """CPU and GPU: threads launch kernels at once here, which the simulator cannot."""
     return real_device
+
+
+@pytest.fixture(params=["host", "device"])
+def memory(request, monkeypatch):
+    """Memory of planned rows: of the host, or a part of the device's."""
+    if request.param == "device":
+        monkeypatch.setattr(RowWindow, "fit_rows", staticmethod(lambda *args: 1))
+        monkeypatch.setattr(RowWindow, "fit_device_rows", staticmethod(lambda *args: X.nbytes // 3))
 
 
 def open_store(path, device, kind=None):
@@ -117,9 +125,53 @@ def test_planned_rows_lie_in_host_memory_if_the_device_has_no_piece_for_them(pat
     monkeypatch.setattr(RowWindow, "__init__", refuse)
     loader = open_loader(path, device, "60M")
 
-    assert look(loader) == look(open_loader(path, device, 0))
+    with pytest.warns(PlacementWarning, match=r"lie in host memory, .*: set PYG_DIRECT_AHEAD_GPU to fewer bytes"):
+        batches = look(loader)
+
+    assert batches == look(open_loader(path, device, 0))
     ((_, window),) = loader._row_windows
     assert not isinstance(window._reader, staged_reader.StagedReader)
+
+
+def test_batches_do_not_wait_for_rows_that_no_window_has(path, device, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(RowWindow, "read_rest", lambda window: go_on.wait(60) or pytest.fail("nobody went on"))
+    batches = iter(open_loader(path, device, 8, prefetch=0))
+
+    begun = [next(batches) for _ in range(2)]
+    go_on.set()
+
+    assert look(begun) + look(batches) == look(open_loader(path, device, 0))
+
+
+def test_an_error_of_rows_that_no_window_has_is_one_of_the_next_window(path, device, monkeypatch):
+    def fail(window):
+        raise FileError("x.npy could not be read at byte 4096: Input/output error")
+
+    monkeypatch.setattr(RowWindow, "read_rest", fail)
+    batches = iter(open_loader(path, device, 8, prefetch=0))
+
+    # The first window has a quarter of the batches of others.
+    begun = [next(batches) for _ in range(2)]
+    with pytest.raises(FileError, match="at byte 4096"):
+        next(batches)
+
+    assert look(begun) == look(open_loader(path, device, 0))[:2]
+
+
+@pytest.mark.gpu
+def test_rows_come_on_another_stream_than_training(path, monkeypatch):
+    streams, read_ahead = [], RowWindow.read_ahead
+
+    def note(window, *args):
+        streams.append(torch.cuda.current_stream(window.device))
+        return read_ahead(window, *args)
+
+    monkeypatch.setattr(RowWindow, "read_ahead", note)
+    look(open_loader(path, "cuda", 5))
+
+    assert streams
+    assert torch.cuda.default_stream() not in streams
 
 
 def test_small_tables_are_held_whole_whatever_the_large_ones_leave(path, tmp_path, device):
@@ -345,6 +397,7 @@ def test_layers_of_hgt_are_read_ahead(tmp_path, device, monkeypatch):
     assert 0 < papers.num_rows < papers.num_asked
 
 
+@pytest.mark.usefixtures("memory")
 def test_an_epoch_is_resumed_inside_a_window(path, device):
     whole = look(open_loader(path, device, 0))
     loader = open_loader(path, device, 5)
@@ -359,6 +412,7 @@ def test_an_epoch_is_resumed_inside_a_window(path, device):
 
 
 # Memory for few rows: windows wait for rows of batches that nobody asks for.
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("ahead", [5, "100K"])
 def test_an_epoch_that_is_left_early_leaves_the_next_one_whole(path, device, ahead):
     before = threading.enumerate()
@@ -387,6 +441,7 @@ def test_windows_of_several_tables_share_the_memory_that_batches_give_up(path, t
     assert {window.last_number > 3 for _, window in planned._row_windows} == {True}
 
 
+@pytest.mark.usefixtures("memory")
 def test_several_loaders_read_one_file(path, device):
     expected, loaders = look(open_loader(path, device, 0)), [open_loader(path, device, ahead) for ahead in (3, 5)]
 
@@ -395,6 +450,7 @@ def test_several_loaders_read_one_file(path, device):
     assert [look([batch for batch, _ in pairs]), look([batch for _, batch in pairs])] == [expected, expected]
 
 
+@pytest.mark.usefixtures("memory")
 def test_two_iterators_of_a_loader_do_not_share_a_window(path, device):
     loader = open_loader(path, device, 3)
     first, second = iter(loader), iter(loader)
@@ -405,6 +461,7 @@ def test_two_iterators_of_a_loader_do_not_share_a_window(path, device):
     assert look([batch for _, batch in pairs]) == look(expected)
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("ahead", [4, "100K"])
 @pytest.mark.parametrize("change", ["touched", "cut short", "replaced", "taken away"])
 def test_a_file_that_changes_while_batches_are_planned_is_an_error(path, device, change, ahead):
@@ -423,6 +480,7 @@ def test_a_file_that_changes_while_batches_are_planned_is_an_error(path, device,
         look(batches)
 
 
+@pytest.mark.usefixtures("memory")
 def test_a_disk_that_hangs_is_an_error_of_the_batch(path, device, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(range_reader, "read_file_ranges_cpu", lambda *args: go_on.wait() and 0)
@@ -435,6 +493,7 @@ def test_a_disk_that_hangs_is_an_error_of_the_batch(path, device, monkeypatch):
         go_on.set()
 
 
+@pytest.mark.usefixtures("memory")
 def test_a_disk_that_fails_is_an_error_of_the_batch(path, device, monkeypatch):
     def fail(*args):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -34,6 +34,8 @@ LAYERS = {
     "GATv2Conv": (lambda width=WIDTH, **more: convs.GATv2Conv(width, OUT, **{"heads": 2, **more}), ()),
     "GATv2Conv of edges": (lambda **more: convs.GATv2Conv(WIDTH, OUT, edge_dim=3, **more), ("edge_attr",)),
     "RGCNConv": (lambda width=WIDTH, **more: convs.RGCNConv(width, OUT, 3, **more), ("edge_type",)),
+    "TransformerConv": (lambda width=WIDTH, **more: convs.TransformerConv(width, OUT, **{"heads": 2, **more}), ()),
+    "TransformerConv of edges": (lambda **more: convs.TransformerConv(WIDTH, OUT, edge_dim=3, **more), ("edge_attr",)),
 }
 AGGREGATIONS = ["add", "mean", "max", "std", ["add"]]
 # PyG's own loops, a layer's own weights, or none.
@@ -50,6 +52,8 @@ MORE = {
     "GINEConv": [{"train_eps": True}],
     "GATConv": [{"residual": True, "concat": False}, {"heads": 1}],
     "GATv2Conv": [{"residual": True}, {"share_weights": True}],
+    "TransformerConv": [{"beta": True}, {"concat": False, "beta": True}, {"root_weight": False}, {"heads": 1},
+                        {"width": 1}],
     "RGCNConv": [{"num_bases": 2}, {"num_blocks": 2}, {"root_weight": False}, {"width": 1}],
 }  # fmt: skip
 

@@ -25,6 +25,9 @@ class Group:
     def shutdown(self):
         self.calls.append("shutdown")
 
+    def alltoall_base(self, *args):
+        self.calls.append("exchange")
+
     def query(self):
         return self.aborted.is_set()
 
@@ -76,6 +79,24 @@ def test_exchanges_end_while_the_host_waits_for_other_work_behind_them(monkeypat
     assert group.calls == ["abort"]
     with pytest.raises(RankError, match="rank 1 is gone"):
         segments.wait(over)
+
+
+def test_an_aborted_group_refuses_exchanges(monkeypatch):
+    monkeypatch.setattr(nccl_segments, "on_raw_stream", lambda *args: nullcontext())
+    group, other = Group(), Group()
+    segments = open_segments(group, find_reason=lambda: "rank 1 is gone")
+    segments.beside = _Lane(other, 2, torch.device("cpu"))
+    words = torch.zeros(2, 2)
+    segments.exchange(words[0], words[1], 0)
+
+    with pytest.raises(RankError, match="rank 1 is gone"):
+        segments.wait(group)
+
+    # A group of NCCL would wait for all ranks to connect anew.
+    for lane in (segments, segments.beside):
+        with pytest.raises(RankError, match="rank 1 is gone"):
+            lane.exchange(words[0], words[1], 0)
+    assert (group.calls, other.calls) == (["exchange", "abort"], ["abort"])
 
 
 def test_exchanges_that_are_over_need_no_other_rank(monkeypatch):
@@ -133,6 +154,31 @@ def test_after_a_failure_the_group_is_aborted_so_that_batches_on_their_way_end()
     segments.close(failed=True)
 
     assert group.calls == ["abort", "release", "release"]
+
+
+def test_an_abort_that_waits_for_graphs_is_over_when_the_group_is_closed():
+    group, released = Group(), threading.Event()
+
+    class Graphs:
+        def release(self):
+            released.set()
+            return True
+
+    def abort():
+        group.aborted.set()
+        assert released.wait(60)
+        time.sleep(0.2)
+        group.calls.append("abort")
+
+    group.abort, graphs = abort, Graphs()
+    segments = open_segments(group, find_reason=lambda: "rank 1 is gone")
+    segments.hold(graphs)
+    with pytest.raises(RankError, match="rank 1 is gone"):
+        segments.wait(group)
+
+    segments.close(failed=True)
+
+    assert group.calls == ["abort"]
 
 
 def test_groups_are_aborted_at_the_same_time():

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from torch_geometric.nn import FastRGCNConv, GATConv, HeteroConv, HeteroLinear, HGTConv, RGCNConv, SAGEConv, to_hetero
+from torch_geometric.nn import GATConv, HeteroConv, HeteroLinear, HGTConv, RGCNConv, SAGEConv, to_hetero
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.nn import dispatch
@@ -75,8 +75,8 @@ def test_sources_and_targets_may_differ(device, calls):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("case", ["another tensor of relations", "other edges", "embeddings",
-                                  "undone", "too many sums"])  # fmt: skip
+@pytest.mark.parametrize("case", ["another tensor of relations", "other edges", "undone",
+                                  "too many sums"])  # fmt: skip
 def test_anything_else_is_as_pyg_has_it(case, calls, monkeypatch):
     batch, conv = Batch(), RGCNConv(WIDTH, OUT, RELATIONS)
     x, edge_index, edge_type = batch.x, batch.edge_index, make_types(batch)
@@ -88,9 +88,6 @@ def test_anything_else_is_as_pyg_has_it(case, calls, monkeypatch):
         own = 2
     elif case == "other edges":
         edge_index = edge_index.clone()
-    elif case == "embeddings":
-        conv = RGCNConv(31, OUT, RELATIONS)
-        accelerated, x = accelerate(conv), None
     elif case == "undone":
         accelerated.undo()
     else:
@@ -130,10 +127,6 @@ def test_a_relation_that_is_none_is_refused_by_pyg(calls):
         conv(batch.x, batch.edge_index, edge_type)
 
     assert calls == []
-
-
-def test_the_fast_one_of_pyg_stays():
-    assert accelerate(FastRGCNConv(WIDTH, OUT, RELATIONS)).convolutions == {}
 
 
 def make_batch_with_types(device):

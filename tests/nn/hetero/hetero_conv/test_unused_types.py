@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch_geometric.nn import BatchNorm, GATConv, HeteroConv, HGTConv, SAGEConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn.hetero.hetero_conv import TypesOfPass
+from pyg_direct.nn.hetero.unread_rows import RowsOfPass
 from pyg_direct.nn.replay import guards, model_call, recorded_passes
 from tests.nn.tape import TapeRecorder
 
@@ -113,7 +113,7 @@ def list_unused(replay):
     """List the unused types of the calls, in the recordings of steps and of evaluations."""
     found = []
     for passes in replay._passes.values():
-        types = passes.recording._types
+        types = passes.recording._rows
         found.append(None if types is None else [sorted(types._unused.get(call, ())) for call in range(2)])
     return found
 
@@ -191,7 +191,7 @@ def test_passes_that_fail_without_a_type_are_recorded_with_it(given, monkeypatch
 
 
 def test_numbers_that_reach_the_host_are_used():
-    types = TypesOfPass()
+    types = RowsOfPass()
     conv = HeteroConv({pair: SAGEConv((6, 6), 8) for pair in RELATIONS})
     accelerate(torch.nn.ModuleList([conv]), replay=False)
     x_dict = {key: torch.randn(size, 6) for key, size in SIZES.items()}
@@ -200,7 +200,7 @@ def test_numbers_that_reach_the_host_are_used():
         out = conv(x_dict, edges)
         result = out["a"] * float(out["c"].detach().sum())
 
-    assert types.find_unused([result])
+    assert types.find_unread([result])
     assert {call: list(rows) for call, rows in types._unused.items()} == {0: ["b"]}
     with types.leave_out(2.0):
         left = conv(x_dict, edges)

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pyg_direct.runtime.cuda.graph_capture import record_graph
+from pyg_direct.errors import CudaError
+from pyg_direct.runtime.cuda.graph_capture import CapturedGraph, record_graph
+from pyg_direct.runtime.cuda.launch import on_raw_stream
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -44,3 +46,29 @@ def test_other_threads_allocate_and_wait_while_a_graph_is_recorded():
 
     assert found == 1
     assert twice.tolist() == [2.0 * number for number in range(1, 9)]
+
+
+@pytest.mark.gpu
+def test_a_released_graph_ends_its_work_and_is_not_replayed_again():
+    rows = torch.zeros(1 << 20, device="cuda")
+    stream = torch.cuda.Stream()
+
+    def record(raw):
+        with on_raw_stream(raw, rows.device):
+            rows.add_(1)
+
+    rows.add_(0)
+    torch.cuda.synchronize()
+    graph = CapturedGraph(record, rows.device.index)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        for _ in range(3):
+            graph.replay()
+
+    graph.release()
+    graph.release()
+
+    stream.synchronize()
+    assert torch.equal(rows, torch.full_like(rows, 3))
+    with pytest.raises(CudaError):
+        graph.replay()
