@@ -5,7 +5,17 @@ import torch
 import torch.nn.functional as F
 
 from pyg_direct.nn import linear
-from pyg_direct.nn.linear import add_up, multiply, multiply_exactly, multiply_heads, multiply_into, multiply_tall
+from pyg_direct.nn.linear import (
+    add_up,
+    multiply,
+    multiply_exactly,
+    multiply_heads,
+    multiply_into,
+    multiply_tall,
+    multiply_tall_halves,
+    multiply_widely,
+    split_in_two,
+)
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from tests.nn.convolutions import assert_near
 
@@ -107,6 +117,32 @@ def test_tall_products_take_pieces_and_are_not_rounded(real_device, rows, count,
     tolerance = {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(rows, 1e-5)
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=5 * tolerance)
     torch.testing.assert_close(exact.double(), expected, rtol=tolerance, atol=1e-4 if is_split else 5 * tolerance)
+
+
+@pytest.mark.parametrize("count", [3, 37, 64])
+def test_halves_are_added_up_as_the_rows_that_were_split(real_device, count, monkeypatch):
+    monkeypatch.setattr(linear, "_LEAST_PIECE", 4)
+    monkeypatch.setattr(linear, "runs_on_gpu", lambda rows: True)
+    # The product of the whole is one of fp32 on a CPU.
+    monkeypatch.setattr(linear, "multiply_widely", lambda rows, matrix: rows.float() @ matrix.float())
+    left, right = torch.randn(count, 6).to(real_device, torch.bfloat16), torch.randn(count, 3).to(real_device)
+
+    with torch.no_grad():
+        got = multiply_tall_halves(left, torch.cat(split_in_two(right, torch.bfloat16), dim=1))
+
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), left.double().t() @ right.double(), rtol=1e-2, atol=5e-2)
+
+
+@pytest.mark.gpu
+def test_wide_products_are_written_to_given_memory():
+    rows, matrix = (torch.randn(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty(64, 64, device="cuda")
+
+    got = multiply_widely(rows, matrix, out)
+
+    assert got.data_ptr() == out.data_ptr()
+    torch.testing.assert_close(out.double(), rows.double() @ matrix.double(), rtol=1e-5, atol=1e-4)
 
 
 @pytest.fixture

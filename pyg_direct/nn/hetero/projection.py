@@ -230,8 +230,11 @@ def _unfold(grad: Tensor, weights: Sequence[Tensor], vectors: Sequence[Tensor]
 def _pull_targets(plan: _Plan, read: Sequence[Tensor], blocks: Sequence[Tensor | None],
                   halves: Sequence[Tensor | None], given: Sequence[Tensor], wanted: _Given, found: _Given, used: Used
                   ) -> None:  # fmt: skip
-    """Set the gradients of the matrices and vectors of targets, from the gradients of the scores of each group, and
-    their two parts if they have been split.
+    """Set the gradients of the matrices and vectors of targets.
+
+    Args:
+        blocks: Gradients of the scores of each group.
+        halves: The two parts of each, side by side, if these have been split.
     """
     _, _, weights, vectors = _Given.of(plan, given)
     order, pulled = [], []

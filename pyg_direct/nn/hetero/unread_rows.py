@@ -3,7 +3,7 @@
 A model whose result has one type discards the rows of other types in its last layer, and often in earlier layers too. A
 model that trims its layers to what the next one reads discards the outermost hop of each type. PyG computes all.
 `RowsOfPass` follows tensors through a trial pass. A pass in its `leave_out` block computes no relation into unread
-types, and gives a model tensors that stand for all rows of a type but hold those that it reads, the first ones.
+types. Of other types it gives a model tensors that stand for all rows, but hold the first ones, which it reads.
 """
 
 from __future__ import annotations

@@ -190,6 +190,25 @@ def test_places_hold_what_smaller_batches_leave_over():
     assert places.nodes["paper"] == (10 + 1 + -(-4 * 38 // 5), 30 + 1 + -(-4 * 58 // 5), 50 + 5 + 29 + 8)
 
 
+def test_places_of_large_batches_are_whole_pieces_of_products(monkeypatch):
+    writes = "author", "writes", "paper"
+    sizes = Sizes({"paper": (10, 30, 50), "author": (0, 20, 7)}, {writes: (40, 100)})
+    small = sizes.widen(0.1, {writes: 5})
+    monkeypatch.setattr(padded_batch, "_MANY", 117)
+
+    places = sizes.widen(0.1, {writes: 5})
+
+    counts = [count for part in (places.nodes, places.edges) for hops in part.values() for count in hops]
+    assert all(count % 32 == 0 for count in counts)
+    # No more than needed, and room for padding edges.
+    assert places.edges == {writes: (96, 160)}
+    assert all(least <= count for kind, hops in small.nodes.items()
+               for least, count in zip(hops, places.nodes[kind], strict=True))  # fmt: skip
+    spare = [most - count for most, count in zip(places.edges[writes], sizes.edges[writes], strict=True)]
+    assert all(5 * (most - count) >= edges for most, count, edges in
+               zip(places.nodes["paper"], sizes.nodes["paper"], spare, strict=False))  # fmt: skip
+
+
 @pytest.mark.parametrize("least", [0, 1 << 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
 def test_rows_of_hops_are_copied_to_their_places(real_device, monkeypatch, least, dtype):
