@@ -135,8 +135,15 @@ def sum_weighted(self: Any, batch: SortedBatch, edges: SortedEdges, order: Tenso
     rows: Any
     targets: Any
     rows, targets = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, given)
-    if not isinstance(rows, Tensor) or type(rows) not in (Tensor, torch.nn.Parameter) or rows.dim() != 2:
+    if type(rows) not in (Tensor, torch.nn.Parameter) or rows.dim() not in (2, 3):
         return None
+    stacks = 0
+    if rows.dim() == 3:
+        # Stacks of rows, `[K, N, F]`, as in ARMAConv, become one row for each node.
+        if self.node_dim != -2 or targets is not rows or rows.numel() == 0:
+            return None
+        stacks = rows.shape[0]
+        rows = targets = rows.transpose(0, 1).flatten(1)
     num_sources, num_targets = rows.shape[0], rows.shape[0] if targets is None else targets.shape[0]
     if isinstance(size, (tuple, list)) and len(size) == 2 and targets is None:
         num_targets = size[1]
@@ -163,4 +170,4 @@ def sum_weighted(self: Any, batch: SortedBatch, edges: SortedEdges, order: Tenso
         transposed = batch.transpose(edges, num_sources)
     made: Tensor = aggregate(rows, edges.indptr, edges.row, reduce=reduce, weight=weight, target=edges.target,
                              num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
-    return made
+    return made if stacks == 0 else made.view(num_targets, stacks, rows.shape[1] // stacks).transpose(0, 1)

@@ -65,6 +65,7 @@ SERVED = {
     "APPNP": lambda: nn.APPNP(3, 0.1, add_self_loops=False),
     "GatedGraphConv": lambda: nn.GatedGraphConv(OUT, 2),
     "SimpleConv": nn.SimpleConv,
+    "ARMAConv": lambda: nn.ARMAConv(WIDTH, OUT, num_stacks=2, num_layers=2),
     "PDNConv": lambda: nn.PDNConv(WIDTH, OUT, 1, 4, add_self_loops=False, normalize=False),
 }
 
@@ -110,7 +111,7 @@ def test_equals_pyg_and_its_gradients_twice(real_device, name, sums):
     assert sums
 
 
-@pytest.mark.parametrize("make", [Twice, OfTargets, OwnUpdate, lambda: nn.ARMAConv(WIDTH, OUT)])
+@pytest.mark.parametrize("make", [Twice, OfTargets, OwnUpdate])
 def test_other_messages_are_made(real_device, make, sums):
     layer, (x, edge_index, weight) = give("", real_device, make)
     if make is OfTargets:
