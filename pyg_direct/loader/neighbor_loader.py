@@ -93,7 +93,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             share of the rows such as `"20%"`. None uses the rest of the budget of `placement="auto"`, otherwise 0.
         sampling: `uniform`, or `labor`, which moves fewer rows: nodes of a hop with common neighbors pick the same ones
             (LABOR-0 with sequential Poisson sampling; Balin & Catalyurek, NeurIPS 2023). A node has as many neighbors
-            as with `uniform`, but a batch has fewer nodes. See "Estimates" below.
+            as with `uniform`, but a batch has fewer nodes. With types, times and trees too: a node has one draw a hop
+            for all relations and trees that list it. Without `replace`, `weight_attr` and lists in files. See
+            "Estimates" below.
         layer_dependency: With `labor`: all hops of a batch share their draws too, for even fewer nodes.
         super_batch: With node attributes on the host of a GPU: batches whose rows are read together, each row once. GPU
             memory holds up to three times as many batches; the rows of a group take at most a quarter of its free

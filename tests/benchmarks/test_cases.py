@@ -256,7 +256,7 @@ def test_rows_that_stay_as_they_are_are_counted(signals):
 def test_batches_around_papers_are_measured_one_by_one():
     rows = {row.metric: row for row in typed_batches.measure_types(SCALE, batches=3, sizes=(32,))}
 
-    assert set(rows) == {"uniform", "disjoint", "weighted", "times", "times, last"}
+    assert set(rows) == {"uniform", "disjoint", "weighted", "times", "times, last", "labor", "labor, times"}
     assert all(row.unit == "M/s" and row.p20 > 0 for row in rows.values())
 
 

@@ -1,7 +1,7 @@
 """LABOR over a work list: positions of the items of any relation that choose by keys that rows share.
 
-A source, which is a node of a type, has one key a hop, for the rows of all relations and of all trees that list it
-(`sources_key`). Times and excluded edges only restrict the edges that a row chooses from. `labor.py` holds the steps.
+A source has one key a hop, for the rows of all relations and trees that list it (`sources_key`). Times and excluded
+edges only restrict the edges that a row chooses from. `labor.py` holds the steps.
 """
 
 from __future__ import annotations
