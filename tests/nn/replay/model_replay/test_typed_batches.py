@@ -161,13 +161,13 @@ def test_gradients_are_those_of_ordinary_passes(device, data, name):
 
 
 def test_types_that_no_result_depends_on_are_left_out(device, data, monkeypatch):
-    made, plain = [], recorded_passes.RecordedPasses._find_types
+    made, plain = [], recorded_passes.RecordedPasses._find_rows
 
     def note(self, model):
         made.append(plain(self, model))
         return made[-1]
 
-    monkeypatch.setattr(recorded_passes.RecordedPasses, "_find_types", note)
+    monkeypatch.setattr(recorded_passes.RecordedPasses, "_find_rows", note)
     make, call = MODELS["gat, a batch"]
     batches = list_batches(data, device)
     _, model, replay = make_pair(make, call, data, device, batches[0])
