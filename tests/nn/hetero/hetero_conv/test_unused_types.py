@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import BatchNorm, GATConv, HeteroConv, HGTConv, SAGEConv
 
 from pyg_direct import accelerate
 from pyg_direct.nn.hetero.unread_rows import RowsOfPass
 from pyg_direct.nn.replay import guards, model_call, recorded_passes
+from pyg_direct.nn.whole_graphs import GraphKeeper
 from tests.nn.tape import TapeRecorder
 
 SIZES, CLASSES = {"a": 30, "b": 40, "c": 20}, 4
@@ -208,3 +210,24 @@ def test_numbers_that_reach_the_host_are_used():
     assert bool((left["b"] == 2.0).all())
     assert left["b"].shape == out["b"].shape
     torch.testing.assert_close(left["a"], out["a"])
+
+
+def test_a_part_of_the_relations_takes_no_index_from_the_host():
+    names = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    conv = HGTConv(6, 8, (list(SIZES), RELATIONS), heads=2)
+    accelerate(torch.nn.ModuleList([conv]), replay=False)
+    x_dict = {key: torch.randn(size, 6) for key, size in SIZES.items()}
+    edges = {pair: torch.randint(20, (2, 50)) for pair in RELATIONS[::2]}
+
+    with GraphKeeper(edges.values()), Names():
+        conv(x_dict, edges)
+
+    assert conv._paths.accelerated == 1
+    # A list as an index would be copied to a GPU, which a recording cannot wait for.
+    assert "aten::index.Tensor" not in names
