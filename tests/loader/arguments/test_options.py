@@ -161,7 +161,7 @@ class TestWorkers:
         ({"weight_attr": "w"}, ArgumentError, "weight_attr must name an attribute of data, got 'w'"),
         ({"store_dtype": torch.int8}, ArgumentError, "store_dtype must be one of"),
         ({"topology_cache": "lots"}, ArgumentError, "topology_cache must look like"),
-        ({"disjoint": True, "layer_dependency": True}, ArgumentError, "layer_dependency must be False with sampling='uni"),
+        ({"disjoint": True, "layer_dependency": True}, ArgumentError, "layer_dependency must be False with"),
         ({"data": Data()}, ArgumentError, "data must know its number of nodes; set data.num_nodes"),
         ({"input_id": torch.arange(3)}, ArgumentError, r"input_id must have an id for each of the 70 seeds, "),
         ({"input_id": [1] * 70, "disjoint": True}, ArgumentTypeError, "input_id must be a tensor, got list"),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace as replace_fields
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -9,13 +10,14 @@ from hypothesis import given, strategies as st
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.hetero_topo import LINKS, NODES, HeteroTopo
 from pyg_direct.kernels.sampling.labor import BLOCK_CANDIDATES, CANDIDATES, LONG_ROW
-from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.ops.sampling.sample_hetero import Frontier, pick_edges
+from pyg_direct.sampling.hetero_plan import GeneralPlan, list_work
 from pyg_direct.sampling.sampling_options import GeneralRecipe, Recipe
 from pyg_direct.sampling.uniform_plan import open_plan
 from tests.graphs import GRAPHS
 from tests.hetero_graphs import make_parts, odd_parts, odd_requests
 from tests.poison import poisoned_memory
-from tests.reference.general import Options, Parts, sample
+from tests.reference.general import Options, Parts, pick_edges as pick_by_reference, sample
 from tests.sampling.hetero_plan.test_general import KEY, SEED_TIME, SEEDS, as_tensors, assert_equal, make_plan
 
 
@@ -78,6 +80,20 @@ def test_one_relation_draws_as_the_plans_for_it(device, name, recipe):
     assert torch.equal(got.node[NODES], expected.n_id)
     assert torch.equal(torch.stack([got.row[LINKS], got.col[LINKS]]), expected.edge_index)
     assert torch.equal(got.edge[LINKS], expected.e_id)
+
+
+def test_a_hop_over_a_list_of_the_host_picks_the_same(device):
+    graph, fanouts = make_parts(), [2, 0, 3, -1, 2]
+    plan = make_plan(graph, device, {kind: [own] for kind, own in zip(graph.edges, fanouts, strict=True)}, LABOR)
+    topo, counts = plan.topology.topo, np.array([*graph.num_nodes.values()])
+    nodes = torch.cat([torch.arange(count, device=device) for count in counts.tolist()])
+    _, work = list_work(topo, plan.flags, plan.fanouts[0], counts, np.zeros_like(counts), topo.type_starts, KEY)
+
+    picked = pick_edges(plan.rows, work, Frontier(nodes, nodes[:0], nodes[:0], 0), plan.rules, hop=0)
+
+    expected = [edge for kind, own in zip(graph.edges, fanouts, strict=True) for node in range(graph.num_nodes[kind[2]])
+                for _, edge in pick_by_reference(graph, kind, node, None, own, KEY, 0, None, LABOR)]  # fmt: skip
+    assert picked.ids[: picked.ends[-1]].tolist() == expected
 
 
 def make_hubs(num_sources):
