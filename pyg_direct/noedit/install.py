@@ -41,7 +41,6 @@ from pyg_direct.nn.trimming import watch_trimming
 from pyg_direct.noedit.optimizers import FUSED, fuse_steps, hook_steps, make_step, make_zero_grad
 from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, note_process, watch_left
 from pyg_direct.noedit.replaced_class import Filters, StandIn, give_back, replace, replace_function, show_batch
-from pyg_direct.noedit.selected_rows import make_getitem
 from pyg_direct.ops.argument_checks import check_choice, check_flag
 from pyg_direct.ops.run_kernel import is_ordinary
 from pyg_direct.progress import announce
@@ -233,9 +232,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         feature_cache: See `NeighborLoader`.
         seed: See `NeighborLoader`.
         accelerate: Accelerate PyG's convolutions at their creation; see `accelerate`. Also let torch's `Adam` and
-            `AdamW` take fused steps for parameters on a GPU, unless the program chooses `foreach` or `fused`. Also
-            read rows of a GPU by masks that come back, as in `out[data.train_mask]`, without a wait for the GPU. Writes
-            to masks that torch does not count, as through `.data`, are not seen.
+            `AdamW` take fused steps for parameters on a GPU, unless the program chooses `foreach` or `fused`.
         replay: Replay the passes of models on a GPU, as `accelerate(model, replay="auto")`; None does so if there is a
             GPU. A model is the outermost module that the program calls, and that holds an accelerated convolution.
         verbose: Report every replaced name, and every kind of loader that is made.
@@ -300,8 +297,6 @@ def start(*, accelerate: bool = True, replay: bool | None = None, verbose: bool 
             hook_steps(optimizer)
             _exchange(optimizer, "step", make_step)
         _exchange(torch.optim.Optimizer, "zero_grad", make_zero_grad)
-        if torch.cuda.is_available():
-            _exchange(torch.Tensor, "__getitem__", make_getitem)
 
 
 def hand_down(**options: Any) -> None:
