@@ -202,10 +202,10 @@ def _score_targets(plan: _Plan, read: Sequence[Tensor], folded: Sequence[Tensor]
         # In one memory, so that both parts are added up at once.
         sizes = [len(its) * count for its, count in zip(rows, counts, strict=True)]
         made = torch.empty(sum(sizes), 2, heads, dtype=folded[0].dtype, device=rows[0].device)
-        for its, pair, part in zip(rows, pairs, made.split(sizes), strict=True):
-            multiply_widely(its, pair.flatten(0, 2).t(), part.view(len(its), -1))
-        blocks = [block.view(len(its), -1, heads)
-                  for its, block in zip(rows, (made[:, 0] + made[:, 1]).split(sizes), strict=True)]  # fmt: skip
+        for its, count, pair, part in zip(rows, counts, pairs, made.split(sizes), strict=True):
+            multiply_widely(its, pair.flatten(0, 2).t(), part.view(len(its), count * 2 * heads))
+        both = (made[:, 0] + made[:, 1]).split(sizes)
+        blocks = [block.view(len(its), count, heads) for its, count, block in zip(rows, counts, both, strict=True)]
     else:
         blocks = [multiply_exactly(its, matrix.t()).view(len(its), count, heads)
                   for its, matrix, count in zip(rows, folded, counts, strict=True)]  # fmt: skip
