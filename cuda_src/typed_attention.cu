@@ -169,73 +169,63 @@ extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u
 }
 
 template <class Kind>
-__device__ __forceinline__ void pull_scores(float *to_edges, float *to_targets, const float *alpha, const uint4 *x,
-                                            const uint4 *grad, const int *ends, const int *row, int num_edges,
-                                            int target, int end, int shift, unsigned heads, unsigned pieces,
-                                            unsigned head, unsigned piece, Group group, float slope)
+__device__ __forceinline__ void pull_scores(float *to_edges, float *to_target, const float *alpha, const uint4 *x,
+                                            const uint4 *grad, const int *row, int first, int last, unsigned heads,
+                                            unsigned pieces, Group group, float slope)
 {
-    // Rows on their way while those before them are multiplied. Targets have few edges: the next ones' are read too.
-    const int AHEAD = 2, last = min(ends[end], num_edges);
-    int i = min(ends[target], num_edges), next = min(ends[target + 1], num_edges);
-    float weight[AHEAD];
-    uint4 raw[AHEAD], own = grad[(u64)(unsigned)(target + shift) * pieces + piece];
-    auto read = [&](int u, int place) {
-        if (place >= last) return;
-        raw[u] = x[(u64)(unsigned)row[place] * pieces + piece];
-        weight[u] = fabsf(alpha[(unsigned)place * heads + head]);
-    };
+    const int ROWS = 2, mine_at = first + group.lane;
+    float pulled[Kind::items], total = 0.0f, sum = 0.0f, mine = 0.0f;
+    unpack(Kind(), *grad, pulled);
+    for (int e = first; e < last; e += ROWS) {
+        uint4 raw[ROWS];
+        float weight[ROWS];
 #pragma unroll
-    for (int u = 0; u < AHEAD; ++u) read(u, i + u);
-    for (; target < end; ++target) {
-        const int first = i, stop = next, mine_at = first + group.lane;
-        float pulled[Kind::items], total = 0.0f, sum = 0.0f, mine = 0.0f;
-        unpack(Kind(), own, pulled);
-        if (target + 1 < end) {
-            next = min(ends[target + 2], num_edges);
-            own = grad[(u64)(unsigned)(target + 1 + shift) * pieces + piece];
+        for (int u = 0; u < ROWS; ++u) {
+            if (e + u < last) {
+                raw[u] = x[(u64)(unsigned)row[e + u] * pieces];
+                weight[u] = fabsf(alpha[(unsigned)(e + u) * heads]);
+            }
         }
-        for (; i < stop; ++i) {
-            float value[Kind::items], product = 0.0f;
-            const float factor = weight[0];
-            unpack(Kind(), raw[0], value);
 #pragma unroll
-            for (int u = 0; u + 1 < AHEAD; ++u) raw[u] = raw[u + 1], weight[u] = weight[u + 1];
-            read(AHEAD - 1, i + AHEAD);
+        for (int u = 0; u < ROWS; ++u) {
+            if (e + u < last) {
+                float value[Kind::items], product = 0.0f;
+                unpack(Kind(), raw[u], value);
 #pragma unroll
-            for (int k = 0; k < Kind::items; ++k) product += value[k] * pulled[k];
-            product = group.sum(product);
-            total += factor * product;
-            if (i == mine_at) mine = product;
-            else if (i >= first + group.lanes && group.lane == 0) to_edges[(unsigned)i * heads + head] = product;
+                for (int i = 0; i < Kind::items; ++i) product += value[i] * pulled[i];
+                product = group.sum(product);
+                total += weight[u] * product;
+                if (e + u == mine_at) mine = product;
+                else if (e + u >= first + group.lanes && group.lane == 0) to_edges[(unsigned)(e + u) * heads] = product;
+            }
         }
-        if (stop - first > group.lanes) __syncwarp(group.mask);
-        for (int e = mine_at; e < stop; e += group.lanes) {
-            float *at = to_edges + ((unsigned)e * heads + head);
-            const float factor = alpha[(unsigned)e * heads + head];
-            float share = fabsf(factor) * ((e == mine_at ? mine : *at) - total);
-            // The score was not above zero.
-            if (__float_as_uint(factor) >> 31) share *= slope;
-            *at = share, sum += share;
-        }
-        sum = group.sum(sum);
-        if (group.lane == 0) to_targets[(unsigned)target * heads + head] = sum;
     }
+    if (last - first > group.lanes) __syncwarp(group.mask);
+    for (int e = mine_at; e < last; e += group.lanes) {
+        float *at = to_edges + (unsigned)e * heads;
+        const float weight = alpha[(unsigned)e * heads];
+        float share = fabsf(weight) * ((e == mine_at ? mine : *at) - total);
+        // The score was not above zero.
+        if (__float_as_uint(weight) >> 31) share *= slope;
+        *at = share, sum += share;
+    }
+    sum = group.sum(sum);
+    if (group.lane == 0) *to_target = sum;
 }
 
-// Gradients of the scores of the edges of targets [target, end) of one relation before `bend`, in `to_edges`, and their
-// sums by target. Target t has edges [ends[t], ends[t + 1]) and row t + shift of `grad`. All addresses are first ones;
-// `alpha` has the weights of `attend_lines_16`.
-extern "C" __device__ int pull_scores_16(int *, u64 to_edges, u64 to_targets, u64 alpha, u64 x, u64 grad, u64 ends,
-                                         u64 row, int num_edges, int target, int end, int shift, int heads, int pieces,
-                                         int head, int piece, int lane, int lanes, unsigned mask, float slope, int kind)
+// Gradients of the scores of a target's edges [first, last) before `bend`, in `to_edges`, and their sum. `x` and `grad`
+// are addresses of the piece, of row 0 and of the target's gradient; `alpha` has the weights of `attend_span`, and
+// these, `to_edges` and `to_target` are addresses of the head's number.
+extern "C" __device__ int pull_scores_16(int *, u64 to_edges, u64 to_target, u64 alpha, u64 x, u64 grad, u64 row,
+                                         long long first, long long last, int heads, int pieces, int lane, int lanes,
+                                         unsigned mask, float slope, int kind)
 {
     const Group group = {lane, lanes, mask};
 #define PULL(Kind)                                                                                                   \
-    pull_scores<Kind>(reinterpret_cast<float *>(to_edges), reinterpret_cast<float *>(to_targets),                    \
+    pull_scores<Kind>(reinterpret_cast<float *>(to_edges), reinterpret_cast<float *>(to_target),                     \
                       reinterpret_cast<const float *>(alpha), reinterpret_cast<const uint4 *>(x),                    \
-                      reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(ends),                    \
-                      reinterpret_cast<const int *>(row), num_edges, target, end, shift, (unsigned)heads,            \
-                      (unsigned)pieces, (unsigned)head, (unsigned)piece, group, slope)
+                      reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(row), (int)first,         \
+                      (int)last, (unsigned)heads, (unsigned)pieces, group, slope)
     if (kind == 0) PULL(Float32);
     else if (kind == 1) PULL(Float16);
     else PULL(Bfloat16);
@@ -293,76 +283,6 @@ extern "C" __device__ int pull_row_16(int *, u64 to, int to_kind, u64 grad, u64 
                    reinterpret_cast<const int *>(edge), reinterpret_cast<const float *>(alpha),                      \
                    reinterpret_cast<const float *>(shares), reinterpret_cast<const float *>(vector), (int)first,     \
                    (int)last, (int)shift, (unsigned)heads, (unsigned)pieces)
-    if (kind == 0) PULL(Float32);
-    else if (kind == 1) PULL(Float16);
-    else PULL(Bfloat16);
-#undef PULL
-    return 0;
-}
-
-template <class Kind>
-__device__ __forceinline__ void pull_rows(u64 to, const uint4 *grad, const int *indptr, const int *target,
-                                          const int *edge, const float *alpha, const float *shares,
-                                          const float *vector, int num_edges, int source, int end, int shift, int most,
-                                          unsigned heads, unsigned pieces, unsigned head, unsigned piece)
-{
-    // Rows on their way while those before them are added up. Sources have few edges: the next ones' are read too.
-    const int AHEAD = 2, last = min(indptr[end], num_edges);
-    int i = min(indptr[source], num_edges), next = min(indptr[source + 1], num_edges);
-    float direction[Kind::items], weight[AHEAD], share[AHEAD];
-    uint4 raw[AHEAD];
-    load_fp32<Kind::items>(vector + (u64)piece * Kind::items, direction);
-    auto read = [&](int u, int place) {
-        if (place >= last) return;
-        const unsigned at = (unsigned)edge[place] * heads + head;
-        raw[u] = grad[(u64)((unsigned)target[place] + (unsigned)shift) * pieces + piece];
-        weight[u] = fabsf(alpha[at]), share[u] = shares[at];
-    };
-#pragma unroll
-    for (int u = 0; u < AHEAD; ++u) read(u, i + u);
-    for (; source < end; ++source) {
-        const int stop = next;
-        if (source + 1 < end) next = min(indptr[source + 2], num_edges);
-        if (stop - i > most) {
-            // Slices of it are added up elsewhere.
-            i = stop;
-#pragma unroll
-            for (int u = 0; u < AHEAD; ++u) read(u, i + u);
-            continue;
-        }
-        float result[Kind::items] = {}, along = 0.0f;
-        for (; i < stop; ++i) {
-            float value[Kind::items];
-            const float factor = weight[0];
-            unpack(Kind(), raw[0], value);
-            along += share[0];
-#pragma unroll
-            for (int u = 0; u + 1 < AHEAD; ++u) raw[u] = raw[u + 1], weight[u] = weight[u + 1], share[u] = share[u + 1];
-            read(AHEAD - 1, i + AHEAD);
-#pragma unroll
-            for (int k = 0; k < Kind::items; ++k) result[k] += factor * value[k];
-        }
-#pragma unroll
-        for (int k = 0; k < Kind::items; ++k) result[k] += along * direction[k];
-        const u64 at = to + ((u64)(unsigned)source * pieces + piece) * 16;
-        if constexpr (Kind::items == 4) store_fp32<4>(at, 0, result);
-        else store(Kind(), at, 0, result);
-    }
-}
-
-// Gradients of a piece of the rows of sources [source, end) of one relation, as of `pull_row_16`; but for rows of more
-// than `most` edges, which are left out. All addresses are first ones: of arrays, of row 0 of `grad`, which row
-// target[i] + shift follows, of the relation's `vector` and of row 0 of `to`.
-extern "C" __device__ int pull_rows_16(int *, u64 to, u64 grad, u64 indptr, u64 target, u64 edge, u64 alpha, u64 shares,
-                                       u64 vector, int num_edges, int source, int end, int shift, int most, int heads,
-                                       int pieces, int head, int piece, int kind)
-{
-#define PULL(Kind)                                                                                                   \
-    pull_rows<Kind>(to, reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(indptr),                \
-                    reinterpret_cast<const int *>(target), reinterpret_cast<const int *>(edge),                      \
-                    reinterpret_cast<const float *>(alpha), reinterpret_cast<const float *>(shares),                 \
-                    reinterpret_cast<const float *>(vector), num_edges, source, end, shift, most, (unsigned)heads,   \
-                    (unsigned)pieces, (unsigned)head, (unsigned)piece)
     if (kind == 0) PULL(Float32);
     else if (kind == 1) PULL(Float16);
     else PULL(Bfloat16);
