@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from pyg_direct.nn import linear
+from pyg_direct.nn.hetero import projection
 from pyg_direct.nn.hetero.joined_edges import Relation
 from pyg_direct.nn.hetero.projection import cast_all, project
 
@@ -93,6 +95,42 @@ def test_gradients_of_rows_of_16_bits_are_added_up_in_fp32(real_device):
 
     for one, other in zip(found, made, strict=True):
         torch.testing.assert_close(one, other, rtol=3e-2, atol=3e-2 * float(other.abs().max()))
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Multiply rows by two parts of matrices on a CPU too, as a GPU does; returns the shapes of the products."""
+    made = []
+
+    def multiply_widely(rows, matrix, out=None):
+        product = rows.float() @ matrix.float()
+        made.append(tuple(product.shape))
+        return product if out is None else out.copy_(product)
+
+    for module in (linear, projection):
+        monkeypatch.setattr(module, "splits", lambda rows, dtype: rows.dtype == torch.bfloat16 != dtype)
+        monkeypatch.setattr(module, "multiply_widely", multiply_widely)
+    return made
+
+
+@pytest.mark.parametrize("sizes", [SIZES, [4, 7, 0, 5]], ids=["targets", "a relation without targets"])
+def test_scores_of_16_bits_by_matrices_in_two_parts_are_near_those_of_fp32(monkeypatch, parts, sizes):
+    monkeypatch.setattr("tests.nn.hetero.test_projection.SIZES", sizes)
+    exact, case = Case("cpu"), Case("cpu", dtype=torch.float32)
+    case.leaves[:3] = [part.detach().to(torch.bfloat16).requires_grad_() for part in case.leaves[:3]]
+    exact.leaves = [part.detach().double().requires_grad_() for part in case.leaves]
+    exact.pull = tuple(part.double() for part in case.pull)
+    expected = exact.compose([True] * 4)
+
+    got = case.project([True] * 4)
+
+    torch.testing.assert_close(got[1].double(), expected[1], rtol=1e-4, atol=1e-4)
+    # Relations into one table take one product.
+    assert {shape[0] for shape in parts} == {max(sizes[1], sizes[3]), sizes[0], sizes[2]}
+    grads = torch.autograd.grad(got[1], case.leaves, case.pull[1], allow_unused=True)
+    wanted = torch.autograd.grad(expected[1], exact.leaves, exact.pull[1], allow_unused=True)
+    for one, other in zip(grads[7:], wanted[7:], strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
 
 
 def test_matrices_are_cast_together(real_device):
