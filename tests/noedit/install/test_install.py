@@ -52,6 +52,18 @@ def test_pygs_name_makes_ours():
     assert [batch.n_id.tolist() for batch in loader] == [batch.n_id.tolist() for batch in expected]
 
 
+def test_methods_of_tensors_stay_torchs():
+    # Torch reads a list of numbers in tensors otherwise than one of lists, which it asks the class itself.
+    before = set(vars(torch.Tensor))
+
+    pyg_direct.install()
+    try:
+        assert set(vars(torch.Tensor)) == before
+        assert torch.tensor([torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]
+    finally:
+        pyg_direct.uninstall()
+
+
 @pytest.mark.usefixtures("_installed")
 def test_the_text_of_a_loader_is_pygs_where_pyg_has_one():
     data = make_data()
