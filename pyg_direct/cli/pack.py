@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -22,11 +23,11 @@ def pack(
     parts: Annotated[Optional[Path], typer.Option(help=".npy of the community of each row.")] = None,  # noqa: UP045
     input_nodes: Annotated[Optional[Path], typer.Option(help=".npy of the nodes to train on: rows that the same windows of the first epochs read lie together. Needs --edges, --num-neighbors, --seed and --ahead.")] = None,  # noqa: E501, UP045
     num_neighbors: Annotated[str, typer.Option(help="Of the loader, such as 15,10,5.")] = "",
-    batch_size: Annotated[int, typer.Option(help="Of the loader.")] = 1,
-    shuffle: Annotated[bool, typer.Option(help="Of the loader.")] = True,
+    batch_size: Annotated[Optional[int], typer.Option(help="Of the loader; without it, 1.")] = None,  # noqa: UP045
+    shuffle: Annotated[Optional[bool], typer.Option(help="Of the loader; without it, --shuffle.")] = None,  # noqa: UP045
     seed: Annotated[Optional[int], typer.Option(help="Of the loader.")] = None,  # noqa: UP045
-    ahead: Annotated[str, typer.Option(help="Of the loader, such as 8G. On a GPU set PYG_DIRECT_AHEAD_GPU too, as in training.")] = "",  # noqa: E501
-    num_epochs: Annotated[int, typer.Option("--epochs", help="Number of epochs, from the first on.")] = 1,
+    ahead: Annotated[str, typer.Option(help="Of the loader: batches such as 8, or memory such as 8G. On a GPU set PYG_DIRECT_AHEAD_GPU too, as in training.")] = "",  # noqa: E501
+    num_epochs: Annotated[Optional[int], typer.Option("--epochs", help="Number of epochs, from the first on; without it, 1.")] = None,  # noqa: E501, UP045
     memory: Annotated[str, typer.Option(help="Memory for the rows that are moved at a time.")] = "1G",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:  # fmt: skip
@@ -49,13 +50,15 @@ def pack(
     is_known = edges is not None and parts is None and num_neighbors and seed is not None and ahead
     if input_nodes is not None and not is_known:
         raise typer.BadParameter("give --edges, --num-neighbors, --seed and --ahead with --input-nodes, and no --parts")
-    if input_nodes is None and (num_neighbors or seed is not None or ahead):
-        raise typer.BadParameter("give --num-neighbors, --seed and --ahead only with --input-nodes")
+    of_loader = (num_neighbors or None, seed, ahead or None, batch_size, shuffle, num_epochs)
+    if input_nodes is None and any(given is not None for given in of_loader):
+        raise typer.BadParameter("give --num-neighbors, --seed, --ahead, --batch-size, --shuffle, --no-shuffle and "
+                                 "--epochs only with --input-nodes")  # fmt: skip
     if not is_parquet and (order is not None) == (hotness is not None or edges is not None or parts is not None):
         raise typer.BadParameter("give --order alone, or some of --hotness, --edges and --parts")
     if hotness is not None and edges is not None:
         raise typer.BadParameter("give --hotness or --edges, not both")
-    if num_neighbors and not all(part.strip().lstrip("-").isdigit() for part in num_neighbors.split(",")):
+    if num_neighbors and not all(re.fullmatch(r"\s*-?[0-9]+\s*", part) for part in num_neighbors.split(",")):
         raise typer.BadParameter(f"--num-neighbors must be integers, such as 15,10,5, got {num_neighbors}")
 
     def load(path: Path, name: str) -> np.ndarray:
@@ -73,10 +76,20 @@ def pack(
                 # Imported where it is needed: loaders take seconds.
                 from pyg_direct.loader.row_order import order_by_epochs
 
-                chosen = order_by_epochs(source, torch.from_numpy(np.array(load(edges, "edges"))),
+                pairs, num_rows = np.array(load(edges, "edges")), RowFile(source).layout.shape[0]
+                if pairs.ndim != 2 or len(pairs) != 2 or pairs.dtype not in (np.int32, np.int64):
+                    raise typer.BadParameter(f"--edges must be int32 or int64 of shape (2, E), got {pairs.dtype} of "
+                                             f"shape {pairs.shape}")  # fmt: skip
+                if pairs.size and not 0 <= pairs.min() <= pairs.max() < num_rows:
+                    raise typer.BadParameter(f"--edges must lie in [0, {num_rows}), the rows of {source}, got "
+                                             f"{pairs.min()} to {pairs.max()}")  # fmt: skip
+                chosen = order_by_epochs(source, torch.from_numpy(pairs),
                                          torch.from_numpy(np.array(load(input_nodes, "input-nodes"))),
-                                         num_epochs, num_neighbors=[*map(int, num_neighbors.split(","))], ahead=ahead,
-                                         batch_size=batch_size, shuffle=shuffle, seed=seed)  # fmt: skip
+                                         1 if num_epochs is None else num_epochs,
+                                         num_neighbors=[*map(int, num_neighbors.split(","))],
+                                         ahead=int(ahead) if ahead.isdecimal() else ahead,
+                                         batch_size=1 if batch_size is None else batch_size,
+                                         shuffle=shuffle is not False, seed=seed)  # fmt: skip
             elif not is_parquet:
                 num_rows = RowFile(source).layout.shape[0]
                 scores: np.ndarray = np.zeros(num_rows)

@@ -23,7 +23,7 @@ from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.edge_queries import EdgesOfAll
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero_topo import LINKS, NODES, EdgeType
-from pyg_direct.ops.argument_checks import check_flag, check_ids
+from pyg_direct.ops.argument_checks import INDEX_DTYPES, check_flag, check_ids
 from pyg_direct.sampler.graph_reader import Parts
 from pyg_direct.sampler.keyed_sampler import Drawn
 from pyg_direct.sampler.link_seeds import NegativeSource, check_exclusion
@@ -267,13 +267,16 @@ class DistNeighborSampler(NeighborSampler):
         return super()._negatives(neg_sampling, edge_type)
 
 
+_TIME_DTYPES = (torch.uint8, torch.int8, torch.int16, *INDEX_DTYPES)
+
+
 def _bring_links(index: EdgeSamplerInput) -> EdgeSamplerInput:
     """Return links with ends and times as int64 on the host; other values are refused as on one machine."""
     changed = {}
     for name in ("row", "col", "time"):
         value = getattr(index, name)
-        is_integer = isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
-        if is_integer and (value.dtype != torch.int64 or value.is_cuda):
+        known = _TIME_DTYPES if name == "time" else INDEX_DTYPES
+        if isinstance(value, Tensor) and value.dtype in known and (value.dtype != torch.int64 or value.is_cuda):
             changed[name] = value.cpu().long()
     if not changed:
         return index

@@ -461,9 +461,11 @@ class ExchangePlan(HeteroGpuPlan):
 
     def _capture(self, slot: Any, index: int) -> None:
         super()._capture(slot, index)
+        # At once: the other capture may raise, and its error holds this graph.
+        self._graphs.add(slot.graph)
         if self.node_rows is not None:
             slot.row_graph = CapturedGraph(lambda stream: self._enqueue_rows(slot, stream), index)
-        self._graphs.update(graph for graph in (slot.graph, slot.row_graph) if graph is not None)
+            self._graphs.add(slot.row_graph)
 
     def release(self) -> bool:
         """Give the buffers back as other plans do, and destroy the graphs, which errors of batches may still hold."""

@@ -598,7 +598,9 @@ def propagate(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> An
     if isinstance(known, str):
         self._paths.note_left(known)
         return plain(self, edge_index, size=size, **kwargs)
-    out = sum_weighted(self, known.batch, known.edges, known.order, size, kwargs)
+    # A program may have set the sum of its aggregation.
+    own = "reduce" in self.aggr_module.__dict__ and not is_reduced(self.aggr_module) if self.aggr_module else False
+    out = None if own else sum_weighted(self, known.batch, known.edges, known.order, size, kwargs)
     if out is not None:
         self._paths.note()
         return out

@@ -67,6 +67,23 @@ class Form(NamedTuple):
     shape: tuple[int, ...]
 
 
+# Results that are kept for other tensors of the same edges.
+_MOST_MADE = 8
+
+
+class _MadeFor(NamedTuple):
+    """Result for tensors of a program.
+
+    Attributes:
+        copies: Their contents on a CPU.
+        held: Aliases of them, so that no other tensor gets their memory, whatever the program does with its own.
+    """
+
+    made: Any
+    copies: tuple[Tensor, ...]
+    held: tuple[Tensor, ...]
+
+
 class SortedBatch:
     """Known order of one `edge_index` and its views; does not keep them alive."""
 
@@ -166,6 +183,26 @@ class SortedBatch:
             self._made[key] = made
         return made
 
+    def remember_for(self, given: tuple[Tensor, ...], key: Any, make: Callable[[], Any], *, keeps_all: bool) -> Any:
+        """As `remember`, for other tensors of a program too, until they change.
+
+        Args:
+            given: The tensors, on one device.
+            keeps_all: Whether results for other tensors are kept; otherwise only those for the last few.
+        """
+        place = key, tuple([(part.data_ptr(), part._version, part.stride(), part.dtype) for part in given])
+        # On a CPU a program may write to them by NumPy, which leaves no trace.
+        watched = () if given[0].is_cuda else given
+        known = self._made.get(place)
+        if known is not None and not all(map(torch.equal, known.copies, watched)):
+            del self._made[place]
+        elif known is None and not keeps_all:
+            others = [other for other, made in self._made.items() if isinstance(made, _MadeFor) and other[0] == key]
+            for other in others[: max(0, len(others) - _MOST_MADE + 1)]:
+                del self._made[other]
+        return self.remember(place, lambda: _MadeFor(
+            make(), tuple(map(torch.clone, watched)), tuple([part.detach() for part in given]))).made  # fmt: skip
+
     def transpose(self, edges: SortedEdges, num_rows: int) -> Transposed:
         """Return the same edges by source. `edges` are a view of this batch, or made of it and remembered."""
 
@@ -199,7 +236,9 @@ class SortedBatch:
 
 def is_capturing(made: Any) -> bool:
     """Report whether a graph is being captured: its inputs are computed at replay."""
-    tensor = made if isinstance(made, Tensor) else made[0]
+    tensor = made
+    while not isinstance(tensor, Tensor):
+        tensor = tensor[0]
     return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 

@@ -29,6 +29,8 @@ _STEPS = frozenset(("message", "aggregate", "update", "message_and_aggregate"))
 _HOOKS = tuple(f"_{step}_forward{before}_hooks" for before in ("", "_pre")
                for step in ("propagate", "message", "aggregate"))  # fmt: skip
 
+_HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 
 # Their first argument is the row, unless they are listed as the other way round.
 def _copy(self: Any, x_j: Any) -> Any:
@@ -68,10 +70,12 @@ class Weighted(NamedTuple):
 
     Attributes:
         rows, weight: Their names; None without a weight.
+        may_lack: True if the weight may be None.
     """
 
     rows: str
     weight: str | None
+    may_lack: bool
 
 
 def _read(code: CodeType) -> tuple[Any, ...]:
@@ -94,7 +98,13 @@ def read_message(message: Any) -> Weighted | None:
     rows, weight = names["x_j"], names.get("w")
     if not rows.endswith("_j") or (weight is not None and weight[-2:] in ("_i", "_j")):
         return None
-    return Weighted(rows[:-2], weight)
+    # PyG gives these names, whatever the program gives; a default may stand for what it does not give.
+    if weight in _GIVEN_BY_PYG or message.__defaults__ not in (None, (None,)):
+        return None
+    return Weighted(rows[:-2], weight, known in (_copy, _weigh_if_given, _weigh_if_given_weight_first))
+
+
+_GIVEN_BY_PYG = frozenset(("index", "ptr", "edge_index", "dim_size", "size", "adj_t"))
 
 
 # Flags of code with *args or **kwargs.
@@ -108,11 +118,11 @@ def find_weighted(self: Any) -> Weighted | None:
         kind.aggregate is not MessagePassing.aggregate
         or kind.update is not MessagePassing.update
         or type(aggregation) not in _REDUCES
+        or kind._index_select is not MessagePassing._index_select
         or "forward" in aggregation.__dict__
         or not _STEPS.isdisjoint(self.__dict__)
         or any(getattr(self, name) for name in _HOOKS)
-        or aggregation._forward_hooks
-        or aggregation._forward_pre_hooks
+        or any(getattr(aggregation, name) for name in _HOOKS_OF_MODULES)
         or self.node_dim not in (-2, 0)
         or self.decomposed_layers != 1
     ):
@@ -148,6 +158,8 @@ def sum_weighted(self: Any, batch: SortedBatch, edges: SortedEdges, order: Tenso
     if isinstance(size, (tuple, list)) and len(size) == 2 and targets is None:
         num_targets = size[1]
     weight, reduce = None if read.weight is None else kwargs.get(read.weight), _REDUCES[type(self.aggr_module)]
+    if weight is None and not read.may_lack:
+        return None
     if (
         rows.dtype not in DTYPES
         or rows.device != edges.row.device

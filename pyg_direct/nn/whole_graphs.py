@@ -227,6 +227,11 @@ def keeps_graphs() -> bool:
     return _keeper is not None
 
 
+def may_remember(tensor: Tensor) -> bool:
+    """Report whether results made of a tensor may be kept: in a recording only if its contents stay the same."""
+    return _keeper is None or _keeper.keeps(tensor)
+
+
 def register_whole(edge_index: Tensor, num_nodes: int) -> None:
     """Sort the edges of a graph that layers will meet often, so that `find_whole` returns them from the first time on.
 
@@ -275,6 +280,10 @@ class GraphKeeper:
         if key not in self._graphs and not is_capturing(edge_index):
             self._graphs[key] = _sort(read_form(edge_index), edge_index, num_targets)
         return self._graphs.get(key)
+
+    def keeps(self, tensor: Tensor) -> bool:
+        """Report whether the contents of a tensor stay the same."""
+        return tensor.untyped_storage()._cdata in self._storages
 
     def list_tensors(self) -> list[Tensor]:
         """List the tensors of the sorted graphs, and of results that are remembered for them."""

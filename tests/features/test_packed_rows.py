@@ -346,9 +346,10 @@ def test_the_command_names_options_of_a_loader_that_do_not_fit(tmp_path, table, 
         app(["pack", str(table[1]), "packed.safetensors", "--input-nodes", "n.npy", *words], standalone_mode=False)
 
 
-@pytest.mark.parametrize("words", [["--seed", "0"], ["--ahead", "1G"], ["--num-neighbors", "4"]])
+@pytest.mark.parametrize("words", [["--seed", "0"], ["--ahead", "1G"], ["--num-neighbors", "4"], ["--epochs", "3"],
+                                   ["--batch-size", "7"], ["--no-shuffle"]])  # fmt: skip
 def test_options_of_a_loader_without_its_nodes_are_named(tmp_path, table, words):
-    with pytest.raises(typer.BadParameter, match="give --num-neighbors, --seed and --ahead only with --input-nodes"):
+    with pytest.raises(typer.BadParameter, match=r"give --num-neighbors, --seed, .* only with --input-nodes"):
         app(["pack", str(table[1]), str(tmp_path / "packed.safetensors"), "--edges", "e.npy", *words],
             standalone_mode=False)  # fmt: skip
 

@@ -45,6 +45,16 @@ class Twice(Own):
         return norm.view(-1, 2) * h_j
 
 
+class OfIndex(Own):
+    def message(self, h_j, index):
+        return index.view(-1, 1) * h_j
+
+
+class OwnSelect(Own):
+    def _index_select(self, src, index):
+        return 2 * super()._index_select(src, index)
+
+
 class OfTargets(Own):
     def message(self, h_j, norm_i):
         return norm_i.view(-1, 1) * h_j
@@ -111,7 +121,7 @@ def test_equals_pyg_and_its_gradients_twice(real_device, name, sums):
     assert sums
 
 
-@pytest.mark.parametrize("make", [Twice, OfTargets, OwnUpdate])
+@pytest.mark.parametrize("make", [Twice, OfTargets, OwnUpdate, OfIndex, OwnSelect])
 def test_other_messages_are_made(real_device, make, sums):
     layer, (x, edge_index, weight) = give("", real_device, make)
     if make is OfTargets:
@@ -150,8 +160,8 @@ def test_a_message_with_values_from_outside_is_not_recognized():
 
     assert read_message(closed) is None
     assert read_message(Twice.message) is None
-    assert read_message(Own.message) == Weighted("h", "norm")
-    assert read_message(nn.MessagePassing.message) == Weighted("x", None)
+    assert read_message(Own.message) == Weighted("h", "norm", False)
+    assert read_message(nn.MessagePassing.message) == Weighted("x", None, True)
     assert read_message(nn.EdgeConv.message) is None
     assert read_message(print) is None
 

@@ -52,12 +52,23 @@ def find_left(module: Any) -> str | None:
     """Return why options of a PNAConv leave it to the operators of any layer; None if they do not."""
     if not has_plain_messages(module):
         return "hooks or a program's own steps look at its messages"
-    if not all(len(network) == 1 and is_linear(network[0]) and not has_hooks(network) for network in module.pre_nns):
+    if not all(map(_is_matrix, module.pre_nns)) or len({network[0].bias is None for network in module.pre_nns}) > 1:
         return "its messages take more than one matrix"
     if _list_kinds(module.aggr_module) is None:
         return "one of its aggregations has no operator"
     width = module.pre_nns[0][0].weight
     return None if runs_on_gpu(width) or wins_on_cpu(width) else "its rows are narrow"
+
+
+def _is_matrix(network: Any) -> bool:
+    """Report whether a network before the messages is one matrix."""
+    return (
+        type(network) is torch.nn.Sequential
+        and "forward" not in network.__dict__
+        and len(network) == 1
+        and is_linear(network[0])
+        and not has_hooks(network)
+    )
 
 
 def _list_kinds(module: Any) -> list[Any] | None:
@@ -153,7 +164,7 @@ def _aggregate(self: Any, edge_index: Any, size: Any, x: Any, edge_attr: Any) ->
 def _multiply(self: Any, x: Tensor, weights: list[Tensor], biases: list[Tensor | None] | None) -> Tensor:
     """Return the rows of all towers `[N, T, F]` times the matrix of each, `[N, T * F]`."""
     bias = None if biases is None or biases[0] is None else torch.cat([part for part in biases if part is not None])
-    if not self.divide_input:
+    if self.towers == 1 or (not self.divide_input and type(self).forward is conv.PNAConv.forward):
         # PyG repeats the rows for each tower.
         return multiply(x[:, 0], torch.cat(weights), bias)
     made = torch.cat([F.linear(x[:, tower], weight) for tower, weight in enumerate(weights)], dim=1)
@@ -176,7 +187,7 @@ def _reduce_all(kinds: list[Any], messages: _Messages, own: Tensor, degree: Tens
         if name in found:
             continue
         if name in ("min", "max"):
-            found[name] = messages.reduce(messages.rows, name, count) + own
+            found[name] = messages.reduce(_part_from_zero(messages.rows), name, count) + own
             continue
         assert mean is not None, "found above"
         if name in ("mean", "sum"):
@@ -192,6 +203,14 @@ def _reduce_all(kinds: list[Any], messages: _Messages, own: Tensor, degree: Tens
         # A deviation does not depend on them, and parameters that have a gradient in PyG need one.
         found = {name: part + 0 * own for name, part in found.items()}
     return [found[name] for name in names]
+
+
+def _part_from_zero(rows: Tensor) -> Tensor:
+    """Return rows with the smallest numbers instead of zeros: torch shares the gradient of an extreme of zero with the
+    zeros that its result begins with, but PyG's messages have the row of the target too.
+    """
+    least = 2.0**-24 if rows.dtype == torch.float16 else torch.finfo(rows.dtype).tiny
+    return rows + (rows == 0).to(rows.dtype) * least
 
 
 def _scale(module: Any, out: Tensor, degree: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_reduce, find_replaced, find_why_not_plain, is_plain
 from pyg_direct.nn.linear import multiply_heads, multiply_tall
 from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, find_batch
-from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find
+from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, keeps_graphs, may_find, may_remember
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate
 from pyg_direct.ops.local_ids.build_csr import compress_ids
 from pyg_direct.ops.run_kernel import is_asked_again, is_recorded, pull_by_torch
@@ -264,10 +264,10 @@ def _sort_types(batch: SortedBatch, edge_type: Tensor) -> Tensor:
 
 def _remember(batch: SortedBatch, given: tuple[Tensor, ...], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """Return the result of `make` for tensors that do not change, computed once for all layers that share them."""
-    if any(part.is_inference() for part in given):
-        # Writes to such a tensor leave no trace.
+    # Writes to the first ones leave no trace; a recording copies others over those.
+    if any(part.is_inference() or not may_remember(part) for part in given):
         return make()
-    return batch.remember((*key, *[(part.data_ptr(), part._version, part.stride()) for part in given]), make)
+    return batch.remember_for(given, key, make, keeps_all=keeps_graphs())
 
 
 def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor | str:

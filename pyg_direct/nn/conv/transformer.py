@@ -74,8 +74,8 @@ def _attend(self: Any, rows: Any, targets: Any, edge_index: Tensor, edge_attr: A
     # Edges of a batch lead to the first nodes only; others have no weighted sum.
     count = min(edges.least_targets, targets.shape[0])
     matrices, scale = (self.lin_key, self.lin_value), 1 / math.sqrt(self.out_channels)
+    queries = self.lin_query(targets[:count]) if is_linear(self.lin_query) else self.lin_query(targets)[:count]
     both = _project(rows, matrices, scale)
-    queries = self.lin_query(targets[:count])
     along = None if edge_attr is None else _Along.of(self.lin_edge(edge_attr), batch, edges)
     dropout = self.dropout if self.training else 0.0
     out = _sum(both, queries.view(count, self.heads, self.out_channels), scale, batch, edges, along, dropout)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn.pool import glob
 
 from pyg_direct.errors import describe
-from pyg_direct.nn.replay.guards import CONTAINERS, find_norm_over_nodes
+from pyg_direct.nn.replay.guards import CONTAINERS, find_norm_over_nodes, left_as_it_was
 from pyg_direct.nn.replay.model_call import Call, fill_in, name_rows, take_tensors
 from pyg_direct.nn.replay.padded_batch import (
     EDGES,
@@ -99,7 +99,12 @@ class BatchPasses(RecordedPasses):
         return None
 
     def _find_difference(self, model: Any, call: Call) -> str | None:
-        """Return why rows of nodes differ from those for the batch itself, in evaluation; None if they do not."""
+        """Return why rows of nodes differ from those for the batch itself, in evaluation, or buffers from those without
+        padding; None if neither.
+        """
+        reason = self._find_written(model, call)
+        if reason is not None:
+            return reason
         for part in model.modules():
             part.training = False
         graded, self._graded = self._graded, []
@@ -122,6 +127,22 @@ class BatchPasses(RecordedPasses):
         if not all(is_near(ours, theirs) for theirs, ours in pairs):
             return "rows of nodes depend on nodes that are not their neighbors"
         return None
+
+    def _find_written(self, model: Any, call: Call) -> str | None:
+        """Return why a buffer that forward writes depends on padding; None if none does."""
+        found: list[list[Tensor]] = []
+        try:
+            for factor in (1, _LOUD):
+                self._fill_up(call, factor)
+                # Random numbers are the same both times.
+                with left_as_it_was(model, self._device), torch.no_grad():
+                    self._compute()
+                    found.append([part.detach().clone() for part in model.buffers()])
+        except Exception as error:  # Any error of a model about its arguments.
+            return describe(error)
+        finally:
+            self._fill_up(call, 1)
+        return None if all(map(is_near, *found)) else "a buffer of the model depends on all rows of a batch"
 
     def _fill_up(self, call: Call, factor: int) -> None:
         """Fill padding rows with the numbers of the batch's first rows, times a factor."""

@@ -74,10 +74,23 @@ def is_near(ours: Tensor, theirs: Tensor) -> bool:
         return False
     if not theirs.is_floating_point():
         return torch.equal(ours, theirs)
-    narrow = ours.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(ours.device.type)
+    return bool((ours.double() - theirs.double()).norm() <= _find_tolerance(ours) * theirs.double().norm())
+
+
+def are_near(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    """Report whether gradients are equal up to rounding, which parts that cancel out may have instead of zeros."""
+    if not ours:
+        return True
+    apart = sum((one.double() - other.double()).square().sum() for one, other in zip(ours, theirs, strict=True))
+    norm = sum(other.double().square().sum() for other in theirs)
+    return bool(apart <= max(map(_find_tolerance, ours)) ** 2 * norm)
+
+
+def _find_tolerance(rounded: Tensor) -> float:
+    """Return the rounding that a norm may have, as a share of it."""
+    narrow = rounded.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(rounded.device.type)
     is_rounded = narrow or torch.get_float32_matmul_precision() != "highest"
-    apart = (ours.double() - theirs.double()).norm()
-    return bool(apart <= (_APART_IF_NARROW if is_rounded else _APART) * theirs.double().norm())
+    return _APART_IF_NARROW if is_rounded else _APART
 
 
 class Rules(NamedTuple):
@@ -231,14 +244,16 @@ class RecordedPasses:
             return None
         rows, saved, reached = RowsOfPass(), self._saved, self._reached
         expected: list[Tensor] = []
+        gradients: list[Tensor] = []
         try:
             with left_as_it_was(model, self._device), rows.follow():
                 expected = self._list_results(model)
             has_unread = rows.find_unread(self._made)
+            gradients = self._list_gradients()
         except Exception:  # Any error of a model about operations that are followed.
             has_unread = False
         while has_unread:
-            if self._serves(model, rows, expected):
+            if self._serves(model, rows, expected, gradients):
                 self._zeroed = [was and not is_reached
                                 for was, is_reached in zip(reached, self._reached, strict=True)]  # fmt: skip
                 return rows
@@ -246,21 +261,30 @@ class RecordedPasses:
         self._saved = saved
         return None
 
-    def _serves(self, model: Any, rows: RowsOfPass, expected: Sequence[Tensor]) -> bool:
-        """Report whether a pass that leaves rows out has the expected results."""
+    def _serves(self, model: Any, rows: RowsOfPass, expected: Sequence[Tensor], gradients: Sequence[Tensor]) -> bool:
+        """Report whether a pass that leaves rows out has the expected results and gradients."""
         try:
             # No such number may reach a result or a buffer, and a recording cannot wait.
             with left_as_it_was(model, self._device), rows.leave_out(float("nan")), waits_refused():
                 found = self._list_results(model)
-            if not all(map(is_near, found, expected)):
-                return False
-            if self._rules.is_graded:
-                self._return()
+            # Nor may it reach a gradient: a backward may read what its forward did not.
+            return all(map(is_near, found, expected)) and are_near(self._list_gradients(), gradients)
         except Exception:  # Any error of a model, as about rows that have no gradient.
             return False
-        # Nor may it reach a gradient.
-        return all(bool(part.isfinite().all()) for part in self._gradients
-                   if part is not None and part.layout is torch.strided)  # fmt: skip
+
+    def _list_gradients(self) -> list[Tensor]:
+        """Run backward from various numbers; return the gradients of all leaves, zero where there is none."""
+        if not self._rules.is_graded:
+            return []
+        for grad in self._grads:
+            grad.copy_((torch.arange(grad.numel(), device=grad.device) % 7 + 1).view(grad.shape))
+        try:
+            self._return()
+        finally:
+            for grad in self._grads:
+                grad.zero_()
+        return [torch.zeros_like(leaf) if part is None else part.detach()
+                for leaf, part in zip(self._leaves, self._gradients, strict=True)]  # fmt: skip
 
     def _list_results(self, model: Any) -> list[Tensor]:
         """Run forward; return its results, and what it leaves in buffers."""

@@ -469,9 +469,11 @@ class BatchesOfGraphs:
         steps = [_sum_before(own[numbers]).transpose(0, 2, 1) for own in added if isinstance(own, np.ndarray)]
         tables = [own.table.data_ptr() for own in self._layouts if isinstance(own, TableRows)]
         # Most groups of an epoch have as many batches of as many graphs.
-        if self._columns[0] != (*counts, *tables):
-            self._columns = (*counts, *tables), self._lay_out(np.array(counts), numbers.shape[1])
-        columns = self._columns[1].copy()
+        known, laid = self._columns
+        if known != (*counts, *tables):
+            laid = self._lay_out(np.array(counts), numbers.shape[1])
+            self._columns = (*counts, *tables), laid
+        columns = laid.copy()
         columns[:, :, 0] = addresses
         return [own.reshape(-1) for own in (columns, numbers, firsts, ptr, *steps)]
 

@@ -158,3 +158,47 @@ def test_steps_of_a_program_are_called(real_device, reductions, case):
     assert_near([fast(x, *args)], [layer(x, *args)], rtol=1e-9, atol=1e-11)
     assert seen
     assert not reductions
+
+
+def test_gradients_of_extremes_of_zero_are_those_of_pyg(real_device, reductions):
+    layer, fast, x, args = make(real_device, aggregators=["max", "min"], scalers=["identity"])
+    for model in (layer, fast):
+        with torch.no_grad():
+            # The part of the matrix for rows of sources: all their messages are zero.
+            model.pre_nns[0][0].weight[:, WIDTH:] = 0
+
+    assert_near(run(fast, x, *args), run(layer, x, *args), rtol=1e-9, atol=1e-9)
+    assert reductions
+
+
+class Shifted(PNAConv):
+    """A program's layer, which gives each tower rows of its own."""
+
+    def forward(self, x, edge_index):
+        rows = torch.stack([x, 2 * x], dim=1)
+        return self.propagate(edge_index, x=rows, edge_attr=None, size=None).flatten(1)
+
+
+def test_rows_of_each_tower_are_read(real_device):
+    torch.manual_seed(0)
+    batch = Batch(real_device)
+    layer = Shifted(WIDTH, OUT, ["mean", "max"], ["identity"], DEGREES, towers=2).to(real_device)
+    fast = copy.deepcopy(layer)
+    accelerate(fast)
+    x = torch.randn(batch.num_nodes, WIDTH, device=real_device)
+
+    torch.testing.assert_close(fast(x, batch.edge_index), layer(x, batch.edge_index), rtol=1e-5, atol=1e-5)
+
+
+class Doubled(torch.nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_network_of_a_program_is_called(real_device, reductions):
+    layer, fast, x, args = make(real_device)
+    for model in (layer, fast):
+        model.pre_nns[0] = Doubled(*model.pre_nns[0])
+
+    assert_near(run(fast, x, *args), run(layer, x, *args), rtol=1e-9, atol=1e-9)
+    assert not reductions

@@ -51,6 +51,7 @@ class Trimmed(torch.nn.Module):
             for width in (WIDTH, HIDDEN, HIDDEN)
         )
         self.last, self.use = torch.nn.Linear(HIDDEN, CLASSES), use
+        self.register_buffer("kept", torch.zeros(HIDDEN))
 
     def forward(self, batch):
         x, edges, seen = batch.x_dict, batch.edge_index_dict, 0
@@ -63,6 +64,8 @@ class Trimmed(torch.nn.Module):
                 seen = x["author"].softmax(1)[0, 0] * 0
             if self.use == "before":
                 x = {kind: F.leaky_relu(rows, 0.2) for kind, rows in x.items()}
+            if self.use == "buffer" and layer == 0:
+                self.kept.copy_(x["author"].detach().mean(0))
             if self.use == "bent":
                 x = {kind: rows + rows.sin() for kind, rows in x.items()}
         return self.last(x["paper"][: batch["paper"].batch_size]) + seen
@@ -142,6 +145,21 @@ def test_rows_that_are_read_in_any_way_are_computed(graph, use):
     read = {} if rows is None else rows._num_read.get(0, {})
     assert "author" not in read
     assert ("paper" in read) == (use == "soft")
+
+
+@pytest.mark.usefixtures("tapes")
+def test_buffers_that_padding_would_reach_are_written_by_ordinary_passes(graph):
+    torch.manual_seed(0)
+    model = Trimmed(graph, make_gat, "buffer").double()
+    plain = copy.deepcopy(model)
+    replay = accelerate(model, replay="auto").replay
+
+    learn(model, graph)
+    learn(plain, graph)
+
+    torch.testing.assert_close(model.kept, plain.kept, rtol=1e-9, atol=1e-11)
+    assert replay.replayed == 0
+    assert "a buffer of the model depends on all rows of a batch" in str(replay.reason)
 
 
 @pytest.mark.usefixtures("tapes")

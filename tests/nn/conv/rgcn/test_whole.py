@@ -9,7 +9,9 @@ from torch_geometric.nn import FastRGCNConv, RGCNConv
 from pyg_direct import accelerate
 from pyg_direct.nn import whole_graphs
 from pyg_direct.nn.conv import rgcn
+from pyg_direct.nn.replay import model_call, recorded_passes
 from tests.nn.convolutions import assert_near
+from tests.nn.tape import TapeRecorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 NODES, EDGES, RELATIONS, WIDTH, OUT = 40, 300, 5, 8, 12
@@ -120,3 +122,53 @@ def test_equal_steps_give_equal_bits(real_device, calls):
 
     assert all(map(torch.equal, run(fast, *args), run(fast, *args)))
     assert calls
+
+
+def test_relations_on_a_cpu_are_read_again_after_numpy_wrote_to_them(calls):
+    layer, fast, (x, edge_index, edge_type) = make(RGCNConv, {}, "rows", "cpu")
+    for _ in range(12):
+        fast(x, edge_index, edge_type)
+
+    edge_type.numpy()[:] = (edge_type.numpy() + 1) % RELATIONS
+
+    assert calls
+    assert_near([fast(x, edge_index, edge_type)], [layer(x, edge_index, edge_type)], rtol=1e-6, atol=1e-7)
+
+
+def test_relations_of_another_width_in_the_same_memory_are_others(calls):
+    layer, fast, (x, edge_index, edge_type) = make(RGCNConv, {}, "rows", "cpu")
+    for _ in range(12):
+        fast(x, edge_index, edge_type)
+    narrow = edge_type.view(torch.int32)[: len(edge_type)]
+
+    got = fast(x, edge_index, narrow)
+
+    assert_near([got], [layer(x, edge_index, narrow.long())], rtol=1e-6, atol=1e-7)
+
+
+def test_new_relations_in_each_step_do_not_fill_memory():
+    _, fast, (x, edge_index, edge_type) = make(RGCNConv, {}, "rows", "cpu")
+    for step in range(40):
+        fast(x, edge_index, (edge_type + step) % RELATIONS)
+
+    graph = whole_graphs.find_whole(edge_index, NODES, WIDTH, saves_launches=True)
+
+    assert 0 < sum("relations" in str(key) for key in graph._made) <= 8
+
+
+@pytest.mark.parametrize("kind", [RGCNConv, FastRGCNConv])
+@pytest.mark.parametrize("trains", [True, False])
+def test_replayed_passes_read_the_relations_of_each_step(monkeypatch, kind, trains):
+    monkeypatch.setattr(recorded_passes, "Recorder", TapeRecorder)
+    monkeypatch.setattr(model_call, "_can_record", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    layer, _, (x, edge_index, edge_type) = make(kind, {}, "rows", "cpu")
+    fast = copy.deepcopy(layer)
+    accelerate(fast, replay="auto")
+
+    for step in range(14):
+        given = (edge_type + step) % RELATIONS
+        with torch.set_grad_enabled(trains):
+            got = fast(x, edge_index, given)
+        assert_near([got], [layer(x, edge_index, given)], rtol=1e-6, atol=1e-7)

@@ -103,3 +103,53 @@ def test_relations_of_a_whole_graph_multiply_own_rows_once(device, monkeypatch):
 
     assert replay.replayed >= 4
     assert 3 in sums
+
+
+class ReadBackward(torch.autograd.Function):
+    """A gradient that depends on rows that forward keeps, and does not read."""
+
+    @staticmethod
+    def forward(ctx, out, rows):
+        ctx.save_for_backward(rows)
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (1 + (ctx.saved_tensors[0] > 0).double().mean()), None
+
+
+KINDS = [("a", "r", "a"), ("b", "s", "a"), ("c", "t", "a"), ("a", "u", "b"), ("c", "v", "b"), ("a", "w", "c")]
+
+
+class Kept(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = torch.nn.ModuleList(
+            HeteroConv({kind: GATConv((width, width), 4, 2, add_self_loops=False) for kind in KINDS})
+            for width in (64, 8, 8)
+        )
+
+    def forward(self, x_dict, edge_index_dict):
+        for conv in self.convs:
+            x_dict = conv(x_dict, edge_index_dict)
+        return ReadBackward.apply(x_dict["a"][:12], x_dict["b"])
+
+
+def test_types_that_backward_alone_reads_are_computed(device):
+    torch.manual_seed(0)
+    sizes = {"a": 40, "b": 30, "c": 20}
+    x_dict = {kind: torch.randn(size, 64, device=device).double() for kind, size in sizes.items()}
+    edges = {kind: torch.stack([torch.randint(sizes[kind[0]], (150,)), torch.randint(sizes[kind[2]] - 5, (150,))])
+             for kind in KINDS}  # fmt: skip
+    edges = {kind: pairs.to(device) for kind, pairs in edges.items()}
+    ordinary, model, replay = pair_with_ordinary(Kept(), device)
+    for _ in range(13):
+        found = []
+        for trained in (ordinary, model):
+            trained.zero_grad()
+            trained(x_dict, dict(edges)).tanh().square().mean().backward()
+            found.append({name: part.grad for name, part in trained.named_parameters()})
+        names = [name for name, grad in found[0].items() if grad is not None]
+        assert_near(*[[grads[name] for name in names] for grads in found])
+
+    assert replay.replayed >= 4
