@@ -206,8 +206,10 @@ def _reduce_all(kinds: list[Any], messages: _Messages, own: Tensor, degree: Tens
 
 
 def _part_from_zero(rows: Tensor) -> Tensor:
-    """Return rows with the smallest numbers instead of zeros: torch shares the gradient of an extreme of zero with the
-    zeros that its result begins with, but PyG's messages have the row of the target too.
+    """Return rows with the smallest numbers instead of zeros.
+
+    Torch shares the gradient of an extreme of zero with the zeros that its result begins with. PyG's messages have the
+    row of the target too, so that they are not zero there.
     """
     least = 2.0**-24 if rows.dtype == torch.float16 else torch.finfo(rows.dtype).tiny
     return rows + (rows == 0).to(rows.dtype) * least
