@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pyg_direct.nn.replay import guards, model_call, recorded_passes
+
 
 class _Tape(TorchDispatchMode):
     def __init__(self):
@@ -46,3 +48,19 @@ class TapeRecorder:
         with _Tape() as tape:
             work()
         return _Graph(tape.calls)
+
+
+def record_on_tapes(monkeypatch, note=lambda work, made: None):
+    """Let passes be recorded on tapes without a GPU; `note` gets the work and the tape of each recording."""
+
+    class Recorder(TapeRecorder):
+        def record(self, work):
+            with guards.left_as_it_was(work.__self__._model(), torch.device("cpu")):
+                made = super().record(work)
+            note(work, made)
+            return made
+
+    monkeypatch.setattr(recorded_passes, "Recorder", Recorder)
+    monkeypatch.setattr(model_call, "_can_record", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)

@@ -50,7 +50,6 @@ class Segments(NamedTuple):
         offsets: Offsets of the targets' pairs, `[T + 1]`.
         order: Pairs by target, `[P]`.
         target: Their targets, `[P]`.
-        given: The given relations of edges; held so that no other tensor gets their address.
         most: Edges of the relation that has most.
     """
 
@@ -62,7 +61,6 @@ class Segments(NamedTuple):
     order: Tensor
     target: Tensor
     back: Transposed
-    given: Tensor
     most: int
 
 
@@ -102,7 +100,7 @@ def part_by_relation(edges: SortedEdges, edge_type: Tensor, num_targets: int, re
     each = torch.arange(num_pairs + 1, device=pairs.device)
     back = Transposed(each, pair_target, torch.empty_like(pairs).scatter_(0, pairs, each[:-1]))
     return Segments(starts, edges.row.index_select(0, order), pair, sizes, compress_ids(by_target, num_targets), pairs,
-                    by_target, back, edge_type, max(most))  # fmt: skip
+                    by_target, back, max(most))  # fmt: skip
 
 
 def convolve_segments(x: Tensor, weight: Tensor, segments: Segments, num_targets: int, *, reduce: str,
@@ -176,19 +174,17 @@ class _Parted(NamedTuple):
     """Edges sorted by target, then relation: offsets of (target, relation), and their ends.
 
     Attributes:
-        given: The given relations of edges; held so that no other tensor gets their address.
         most: Edges of the largest relation, if PyG checks that; otherwise 0.
     """
 
     indptr: Tensor
     row: Tensor
     target: Tensor
-    given: Tensor
     most: int
 
 
 class _Stray(NamedTuple):
-    """Given relations of edges with one out of range; held in the same way."""
+    """Given relations of edges with one out of range."""
 
     given: Tensor
 
@@ -201,15 +197,12 @@ class _Embedded(NamedTuple):
         row: Position among these of the row of each edge, `[E]`.
         weight: One over the edges of the same relation and target, `[E, 1]`; None for sums.
         by_row: The edges by row.
-        given, ids: The given relations of edges and ids of nodes; held in the same way.
     """
 
     pair: Tensor
     row: Tensor
     weight: Tensor | None
     by_row: Transposed
-    given: Tensor
-    ids: Tensor | None
 
 
 def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Tensor:
@@ -286,7 +279,7 @@ def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: 
     def part() -> _Parted | Segments | _Stray:
         kinds = _sort_types(batch, edge_type)
         made = (part_by_relation if few else _part)(edges, kinds, num_targets, relations)
-        return _Stray(edge_type) if made is None else made._replace(given=edge_type)
+        return _Stray(edge_type) if made is None else made
 
     key = "relations", edges.row.numel(), num_targets, relations, few
     parted = _remember(batch, (edge_type,), key, part)
@@ -360,7 +353,7 @@ def _embed(self: Any, ids: Tensor | None, edge_index: Tensor, edge_type: Tensor)
             _, same, number = torch.unique(pairs, return_inverse=True, return_counts=True)
             weight = number.index_select(0, same).to(torch.promote_types(self.weight.dtype, torch.float32)).reciprocal()
         by_row = Transposed.of(row, edges.target, pair.numel())
-        return _Embedded(pair, row, weight, by_row, edge_type, ids)
+        return _Embedded(pair, row, weight, by_row)
 
     given = (edge_type,) if ids is None else (edge_type, ids)
     known = _remember(batch, given, ("embedded", edges.row.numel(), num_nodes, count, relations, reduce), part)
@@ -392,8 +385,7 @@ def _part(edges: SortedEdges, edge_type: Tensor, num_targets: int, relations: in
         return None
     most = int(torch.bincount(edge_type).max()) if torch_geometric.typing.WITH_SEGMM and edge_type.numel() else 0
     place, order = torch.sort(edges.target * relations + edge_type, stable=True)
-    return _Parted(compress_ids(place, num_targets * relations), edges.row.index_select(0, order), place, edge_type,
-                   most)  # fmt: skip
+    return _Parted(compress_ids(place, num_targets * relations), edges.row.index_select(0, order), place, most)
 
 
 RGCN = ConvSpec(conv.RGCNConv, forward, find_left=find_replaced)

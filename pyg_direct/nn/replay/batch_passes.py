@@ -130,6 +130,8 @@ class BatchPasses(RecordedPasses):
 
     def _find_written(self, model: Any, call: Call) -> str | None:
         """Return why a buffer that forward writes depends on padding; None if none does."""
+        if next(model.buffers(), None) is None:
+            return None
         found: list[list[Tensor]] = []
         try:
             for factor in (1, _LOUD):

@@ -12,8 +12,7 @@ from torch_geometric.utils import trim_to_layer
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets.igbh import synthetic_igbh
 from pyg_direct.nn.hetero.unread_rows import RowsOfPass
-from pyg_direct.nn.replay import guards, model_call, recorded_passes
-from tests.nn.tape import TapeRecorder
+from tests.nn.tape import record_on_tapes
 
 WIDTH, HIDDEN, CLASSES, SIZE = 6, 8, 5, 16
 
@@ -27,17 +26,7 @@ def graph():
 def tapes(monkeypatch):
     """Tapes of all recordings, made without a GPU."""
     found = []
-
-    class Recorder(TapeRecorder):
-        def record(self, work):
-            with guards.left_as_it_was(work.__self__._model(), torch.device("cpu")):
-                found.append(super().record(work))
-            return found[-1]
-
-    monkeypatch.setattr(recorded_passes, "Recorder", Recorder)
-    monkeypatch.setattr(model_call, "_can_record", lambda device: True)
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    record_on_tapes(monkeypatch, lambda work, made: found.append(made))
     return found
 
 

@@ -698,12 +698,3 @@ def test_models_that_have_no_such_inference_hear_it_from_pyg(monkeypatch, jk, tr
 
     with pytest.raises(AssertionError):
         model.inference(loader)
-
-
-def test_numbers_that_are_tensors_still_make_a_tensor():
-    # torch takes them for sequences once a class of its tensors has a method of Python for `[]`, also later on.
-    pyg_direct.install(device="cpu")
-    try:
-        assert torch.tensor([torch.tensor(5), torch.tensor(3)]).tolist() == [5, 3]
-    finally:
-        pyg_direct.uninstall()

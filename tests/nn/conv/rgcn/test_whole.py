@@ -9,9 +9,8 @@ from torch_geometric.nn import FastRGCNConv, RGCNConv
 from pyg_direct import accelerate
 from pyg_direct.nn import whole_graphs
 from pyg_direct.nn.conv import rgcn
-from pyg_direct.nn.replay import model_call, recorded_passes
 from tests.nn.convolutions import assert_near
-from tests.nn.tape import TapeRecorder
+from tests.nn.tape import record_on_tapes
 
 pytestmark = pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 NODES, EDGES, RELATIONS, WIDTH, OUT = 40, 300, 5, 8, 12
@@ -159,10 +158,7 @@ def test_new_relations_in_each_step_do_not_fill_memory():
 @pytest.mark.parametrize("kind", [RGCNConv, FastRGCNConv])
 @pytest.mark.parametrize("trains", [True, False])
 def test_replayed_passes_read_the_relations_of_each_step(monkeypatch, kind, trains):
-    monkeypatch.setattr(recorded_passes, "Recorder", TapeRecorder)
-    monkeypatch.setattr(model_call, "_can_record", lambda device: True)
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    record_on_tapes(monkeypatch)
     layer, _, (x, edge_index, edge_type) = make(kind, {}, "rows", "cpu")
     fast = copy.deepcopy(layer)
     accelerate(fast, replay="auto")

@@ -10,9 +10,8 @@ from torch_geometric.nn import BatchNorm, GATConv, HeteroConv, HGTConv, SAGEConv
 
 from pyg_direct import accelerate
 from pyg_direct.nn.hetero.unread_rows import RowsOfPass
-from pyg_direct.nn.replay import guards, model_call, recorded_passes
 from pyg_direct.nn.whole_graphs import GraphKeeper
-from tests.nn.tape import TapeRecorder
+from tests.nn.tape import record_on_tapes
 
 SIZES, CLASSES = {"a": 30, "b": 40, "c": 20}, 4
 RELATIONS = [("a", "to", "b"), ("c", "to", "b"), ("b", "to", "a"), ("b", "to", "c"), ("c", "to", "a")]
@@ -22,18 +21,7 @@ RELATIONS = [("a", "to", "b"), ("c", "to", "b"), ("b", "to", "a"), ("b", "to", "
 def counts(monkeypatch):
     """Operations of each recording; recordings are made by a fake without a GPU."""
     found = []
-
-    class Recorder(TapeRecorder):
-        def record(self, work):
-            with guards.left_as_it_was(work.__self__._model(), torch.device("cpu")):
-                made = super().record(work)
-            found.append((work.__name__, len(made.calls)))
-            return made
-
-    monkeypatch.setattr(recorded_passes, "Recorder", Recorder)
-    monkeypatch.setattr(model_call, "_can_record", lambda device: True)
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    record_on_tapes(monkeypatch, lambda work, made: found.append((work.__name__, len(made.calls))))
     return found
 
 
