@@ -52,10 +52,11 @@ from benchmarks.loader.typed_batches import (
 from benchmarks.loader.typed_graphs import make_mag
 from benchmarks.nn.aggregation import measure_aggregation, read_batch
 from benchmarks.nn.convolutions import measure_convolutions
+from benchmarks.nn.databases import measure_databases
 from benchmarks.nn.first_layer import measure_first_layer
 from benchmarks.nn.inference import inference
 from benchmarks.nn.models import measure_accelerated_steps, measure_epochs
-from benchmarks.nn.relational import measure_relational, measure_relations as measure_relational_layers
+from benchmarks.nn.relational import measure_relations as measure_relational_layers
 from benchmarks.nn.rgat import measure_rgat, measure_rgat_accuracy, measure_rgat_on_host
 from benchmarks.nn.typed_steps import measure_typed_steps
 from benchmarks.nn.unedited import measure_unedited
@@ -172,9 +173,9 @@ def unedited(scale: float) -> Iterator[Row]:
     yield from measure_unedited()
 
 
-def relational(scale: float) -> Iterator[Row]:
+def databases(scale: float) -> Iterator[Row]:
     """Measure programs like RelBench's on tables, plain and by `pyg_direct run`: a twentieth of rel-amazon's rows."""
-    yield from measure_relational(scale / 20)
+    yield from measure_databases(scale / 20)
 
 
 def models(scale: float) -> Iterator[Row]:
@@ -510,7 +511,7 @@ LONG_CASES: dict[str, Case] = {
     "link_share": link_share,
     "whole_graphs": whole_graphs,
     "unedited": unedited,
-    "relational": relational,
+    "databases": databases,
     "inference": inference,
     "peers": peers,
     "multi_gpu": multi_gpu,

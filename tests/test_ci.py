@@ -13,7 +13,7 @@ from pyg_direct.cli import warm
 ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci"
 # Files that need PyTorch Frame.
-FRAMES = ["tests/loader/collate/attributes/test_frames.py", "tests/benchmarks/test_relational.py"]
+FRAMES = ["tests/loader/collate/attributes/test_frames.py", "tests/benchmarks/test_databases.py"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Programs that train on a relational database, as RelBench's for entities and for recommendation do.
 
-`python benchmarks/nn/relational_program.py entity 0.05 0 60 512` trains for 60 steps on a twentieth of tables of
+`python benchmarks/nn/database_program.py entity 0.05 0 60 512` trains for 60 steps on a twentieth of tables of
 rel-amazon's shape, with no workers and 512 seeds a batch. It prints the times and losses of the steps as one line of
 JSON. Content is random. It needs PyTorch Frame. PyG's own loaders need pyg-lib, as seeds have times.
 """
