@@ -1,8 +1,8 @@
 """Sums over edges of functions of a target's and a source's row, item by item, so that no message is kept.
 
-Each function of an edge has two shares, which are summed apart: out[t, 0, f] and out[t, 1, f]. The row of the target has
-the parts a and b, the row of the source x, y and z; parts that a function does not read are empty. The same kernel
-computes adjoints over the edges of each source, with the roles of both ends exchanged.
+Each function of an edge has two shares, which are summed apart: out[t, 0, f] and out[t, 1, f]. The target's row has the
+parts a and b, the source's x, y and z; parts that a function does not read are empty. The same kernel computes adjoints
+over the edges of each source, with the roles of both ends exchanged.
 
 | function | shares | read |
 | --- | --- | --- |
@@ -66,7 +66,7 @@ def read_part(part, at, zero):
     return part[at] if part.shape[0] > 0 else zero
 
 
-@gpu_kernel("i4 T[] T[] T[] T[] T[] I[] I[] i8 i8 i4 i4 T i4[] i4[] T[] T[]", T=("f4", "f8"), I=("i4", "i8"))
+@gpu_kernel("i4 T[] T[] T[] T[] T[] I[] I[] i8 i8 i4 i4 f8 i4[] i4[] T[] T[]", T=("f4", "f8"), I=("i4", "i8"))
 def sum_pairs_gpu(function, a, b, x, y, z, indptr, row, num_edges, num_targets, width, lane_bits, slope, slices, counts,
                   partials, out):  # fmt: skip
     """Rows of any width; 2**lane_bits threads share a row, two edges in flight. `out` is [T, 2, F]."""
@@ -74,7 +74,7 @@ def sum_pairs_gpu(function, a, b, x, y, z, indptr, row, num_edges, num_targets, 
     lanes = np.int32(1 << lane_bits)
     lane = np.int32(thread & (lanes - 1))
     step = (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
-    one, zero = out.dtype.type(1), out.dtype.type(0)
+    one, zero, below = out.dtype.type(1), out.dtype.type(0), out.dtype.type(slope)
     item = thread >> lane_bits
     while item < num_targets + slices.shape[0] // 2:
         target, first, last, place, _ = find_item(indptr, num_edges, num_targets, slices, counts, item)
@@ -90,11 +90,11 @@ def sum_pairs_gpu(function, a, b, x, y, z, indptr, row, num_edges, num_targets, 
                     after = np.int64(row[min(e + 1, last - 1)]) * width + f
                     x0, y0, z0 = x[at], read_part(y, at, zero), read_part(z, at, zero)
                     x1, y1, z1 = x[after], read_part(y, after, zero), read_part(z, after, zero)
-                    share0, other0 = share_pair(function, own, beside, x0, y0, z0, slope, one)
+                    share0, other0 = share_pair(function, own, beside, x0, y0, z0, below, one)
                     total += share0
                     other += other0
                     if e + 1 < last:
-                        share1, other1 = share_pair(function, own, beside, x1, y1, z1, slope, one)
+                        share1, other1 = share_pair(function, own, beside, x1, y1, z1, below, one)
                         total += share1
                         other += other1
                     e += 2

@@ -18,6 +18,7 @@ from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import has_plain_messages
+from pyg_direct.nn.fused_messages import is_own
 from pyg_direct.nn.linear import multiply
 from pyg_direct.nn.sorted_edges import SortedEdges, find_batch, is_plain_tensor
 from pyg_direct.nn.trimming import has_hooks, is_linear
@@ -81,17 +82,10 @@ def _list_kinds(module: Any) -> list[Any] | None:
             return None
         parts = list(module.aggr.aggrs)
     inner = [part.var_aggr for part in parts if type(part) is aggr.StdAggregation]
-    if any(type(part) not in _KINDS for part in parts) or not all(map(_is_own, (module, module.aggr, *parts, *inner))):
+    if any(type(part) not in _KINDS for part in parts) or not all(map(is_own, (module, module.aggr, *parts, *inner))):
         return None
     # Gradients of a part of a variance depend on the target's row.
     return None if any(getattr(part, "semi_grad", False) for part in (*parts, *inner)) else parts
-
-
-def _is_own(part: Any) -> bool:
-    """Report whether an aggregation has the methods of its class, and no hooks."""
-    own = part.__dict__
-    is_plain = "forward" not in own or any_convolution.is_routed(own["forward"])
-    return is_plain and ("reduce" not in own or any_convolution.is_reduced(part)) and not has_hooks(part)
 
 
 class _Messages(NamedTuple):

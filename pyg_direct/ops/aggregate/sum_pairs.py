@@ -86,21 +86,18 @@ def _sum_pairs(function: int, own: tuple[Tensor, ...], others: tuple[Tensor, ...
     if not runs_on_gpu(out):
         parts, more = [*parts, *parts[:1]][:2], [*more, *2 * more[:1]][:3]
         with threads_for(num_edges * width // _LIGHT):
-            run_cpu(kernels.sum_pairs_cpu, function, *parts, *more, indptr, row, num_edges, _scalar(slope, out), out)
+            run_cpu(kernels.sum_pairs_cpu, function, *parts, *more, indptr, row, num_edges,
+                    out.new_tensor(slope).numpy()[()], out)  # fmt: skip
         return out[:, 0], out[:, 1]
     none = out.new_empty(0)
     parts, more = [*parts, none][:2], [*more, none, none][:3]
     slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
     lane_bits, partials = choose_lane_bits(width), slices.make_partials(2 * width, work)
     run_gpu(kernels.sum_pairs_gpu, grid_of(num_targets + slices.capacity, lane_bits), function, *parts, *more, indptr,
-            row, num_edges, num_targets, width, lane_bits, _scalar(slope, out), slices.slices, slices.counts, partials,
+            row, num_edges, num_targets, width, lane_bits, slope, slices.slices, slices.counts, partials,
             out)  # fmt: skip
     slices.add_partials(indptr, num_edges, 2 * width, partials, out)
     return out[:, 0], out[:, 1]
-
-
-def _scalar(value: float, like: Tensor) -> Any:
-    return like.new_tensor(value, device="cpu").numpy()[()]
 
 
 def sum_gated(target_rows: Tensor, source_rows: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
