@@ -16,6 +16,7 @@ from pyg_direct.nn.conv import (
     res_gated,
     rgcn,
     sage,
+    supergat,
     transformer,
 )
 from pyg_direct.nn.conv.spec import ConvSpec
@@ -39,6 +40,7 @@ SPECS: tuple[ConvSpec, ...] = (
     gen.GEN,
     nn_conv.NN,
     res_gated.RES_GATED,
+    supergat.SUPER_GAT,
 )
 
 
