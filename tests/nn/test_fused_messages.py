@@ -8,8 +8,8 @@ from torch.nn import BatchNorm1d, LeakyReLU, Linear, ReLU, Sequential, Tanh
 from torch_geometric import nn
 
 from pyg_direct import accelerate
-from pyg_direct.nn import any_convolution, fused_messages, weighted_rows, whole_graphs
-from pyg_direct.nn.conv import gen, res_gated
+from pyg_direct.nn import any_convolution, weighted_rows, whole_graphs
+from pyg_direct.nn.conv import film, gen, res_gated
 from pyg_direct.nn.sorted_edges import register_sorted
 from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near
 
@@ -66,7 +66,7 @@ def fused(monkeypatch):
 
     monkeypatch.setattr(any_convolution, "_FEW_EDGES", 0)
     monkeypatch.setattr(any_convolution, "fuse", fuse)
-    for module in (gen, res_gated, fused_messages):
+    for module in (film, gen, res_gated):
         monkeypatch.setattr(module, "find_slow", lambda module: None)
     return made
 

@@ -10,7 +10,7 @@ from torch_geometric.nn import aggr, conv
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
-from pyg_direct.nn.fused_messages import SUMS, find_changed, find_slope, is_given, pair_nodes
+from pyg_direct.nn.fused_messages import SUMS, find_changed, find_slope, find_slow, is_given, pair_nodes
 from pyg_direct.ops.aggregate.sum_pairs import sum_affine
 
 
@@ -21,7 +21,7 @@ def find_left(module: Any) -> str | None:
         return "edges of a relation are in no known order"
     if find_slope(module.act) is None:
         return "its activation has no operator"
-    return find_changed(module, SUMS)
+    return find_changed(module, SUMS) or find_slow(module)
 
 
 def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | None:

@@ -117,7 +117,8 @@ class _Gate(Function):
         out, slope = pairs.by_target(kernels.GATE, (own,), (rows, values))
         ctx.save_for_backward(own, rows, values, slope)
         ctx.pairs = pairs
-        return out.to(own.dtype)
+        # In memory of its own: programs may write to it.
+        return out.to(own.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
