@@ -250,6 +250,8 @@ def accelerate_one(module: torch.nn.Module, paths: type[Paths] = Paths) -> None:
         any_convolution.accelerate_any(module)
         if spec.leaves_to_any or not reduces(module):
             any_convolution.watch_aggregation(module)
+        if spec.leaves_to_any:
+            attach(module, __prepare_scriptable__=copy_plain)
     if spec.propagate is not None:
         attach(module, propagate=spec.propagate, _unknown=UnknownEdges())
     for part in spec.parts:

@@ -648,9 +648,10 @@ def find_known(self: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) ->
     batch = find_batch(edge_index)
     if batch is None:
         num_targets, width = _read_targets(self, size, kwargs)
-        if num_targets is None or not may_find(edge_index, None, width):
+        saves_launches = is_fused(self)
+        if num_targets is None or not may_find(edge_index, None, width, saves_launches=saves_launches):
             return paths.OWN_LOOPS if getattr(self, "add_self_loops", False) else paths.UNKNOWN
-        batch = find_whole(edge_index, num_targets, width)
+        batch = find_whole(edge_index, num_targets, width, saves_launches=saves_launches)
         if batch is None:
             return paths.NOT_YET
         if not batch.fits(edge_index, batch.view(edge_index).least_sources, num_targets):

@@ -17,6 +17,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
+from pyg_direct.ops.run_kernel import is_heard
 
 if TYPE_CHECKING:
     from pyg_direct.nn.any_convolution import KnownTargets
@@ -194,7 +195,10 @@ def fuse(self: Any, known: KnownTargets, size: Any, kwargs: dict[str, Any]) -> T
     """
     if not is_fused(self):
         return sum_weighted(self, known.batch, known.edges, known.order, size, kwargs)
-    return None if size is not None else self._spec.fuse(self, known, kwargs)  # type: ignore[no-any-return]
+    # Modes see only torch's operators.
+    if size is not None or is_heard(known.index):
+        return None
+    return self._spec.fuse(self, known, kwargs)  # type: ignore[no-any-return]
 
 
 def is_fused(self: Any) -> bool:

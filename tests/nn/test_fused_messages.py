@@ -29,6 +29,8 @@ WITH_ROWS = {
     "NNConv": lambda: nn.NNConv(WIDTH, OUT, of_edges(ReLU())),
     "NNConv of means": lambda: nn.NNConv(WIDTH, OUT, Linear(3, WIDTH * OUT, bias=False), aggr="mean", root_weight=False),
     "GENConv of edges": lambda: nn.GENConv(WIDTH, OUT, edge_dim=3, learn_t=True, num_layers=1),
+    "GENConv of means of edges": lambda: nn.GENConv(WIDTH, OUT, edge_dim=3, aggr="mean", num_layers=1),
+    "GENConv of maxima of edges": lambda: nn.GENConv(WIDTH, OUT, edge_dim=3, aggr="max", num_layers=1),
     "ResGatedGraphConv of edges": lambda: nn.ResGatedGraphConv(WIDTH, OUT, edge_dim=3),
 }
 PLAIN = {

@@ -1,7 +1,7 @@
 """GENConv over sorted edges: messages depend on the source alone, so that rows of nodes are aggregated.
 
 Softmax takes its weights and its sum at once, for each number of a row. If edges have rows of their own, their messages
-are made once, and only softmax is served; other aggregations of them are those of any layer.
+are made once, and aggregated as rows of nodes are.
 """
 
 from __future__ import annotations
@@ -37,25 +37,24 @@ def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | Non
     count = len(rows) if targets is None else len(targets)
     if not is_given(known, rows) or not known.fits(len(rows), count) or torch.is_autocast_enabled(rows.device.type):
         return None
-    is_softmax = type(part) is aggr.SoftmaxAggregation
     if attribute is not None:
-        if not is_softmax:
-            return None
         attribute = self.lin_edge(attribute) if hasattr(self, "lin_edge") else attribute
         if not is_given(known, attribute, rows) or attribute.shape != (known.index.numel(), rows.shape[1]):
             return None
         rows = known.gather_sources(rows) + attribute
     rows = rows.relu() + self.eps
-    if is_softmax:
+    pairs = pair_nodes(known, len(rows), count) if attribute is None else pair_edges(known, count)
+    if type(part) is aggr.SoftmaxAggregation:
         scores = rows if isinstance(part.t, (int, float)) and part.t == 1 else (rows * part.t).to(rows.dtype)
-        pairs = pair_nodes(known, len(rows), count) if attribute is None else pair_edges(known, count)
         return sum_softmax(scores.detach() if part.semi_grad else scores, rows, pairs)
     is_power = type(part) is aggr.PowerMeanAggregation and not (isinstance(part.p, (int, float)) and part.p == 1)
     if is_power:
         rows = rows.clamp(min=part.min_value, max=part.max_value).pow(part.p)
     name, edges = REDUCES.get(type(part), "mean"), known.edges
-    by_source = known.batch.transpose(edges, len(rows)) if name in ("sum", "mean") else None
-    out = aggregate(rows, edges.indptr, edges.row, reduce=name, target=edges.target, num_targets=count,
+    # Each row of an edge has one target, so that the order of its additions is irrelevant.
+    is_summed = attribute is None and name in ("sum", "mean")
+    by_source = known.batch.transpose(edges, len(rows)) if is_summed else None
+    out = aggregate(rows, edges.indptr, pairs.row, reduce=name, target=edges.target, num_targets=count,
                     max_degree=edges.max_degree, transposed=by_source)  # fmt: skip
     return out.clamp(min=part.min_value, max=part.max_value).pow(1.0 / part.p) if is_power else out
 
