@@ -27,7 +27,9 @@ def of_edges(*more, out=OUT):
 # Those whose edges have rows of three numbers.
 WITH_ROWS = {
     "NNConv": lambda: nn.NNConv(WIDTH, OUT, of_edges(ReLU())),
-    "NNConv of means": lambda: nn.NNConv(WIDTH, OUT, Linear(3, WIDTH * OUT, bias=False), aggr="mean", root_weight=False),
+    "NNConv of means": lambda: nn.NNConv(
+        WIDTH, OUT, Linear(3, WIDTH * OUT, bias=False), aggr="mean", root_weight=False
+    ),
     "GENConv of edges": lambda: nn.GENConv(WIDTH, OUT, edge_dim=3, learn_t=True, num_layers=1),
     "GENConv of means of edges": lambda: nn.GENConv(WIDTH, OUT, edge_dim=3, aggr="mean", num_layers=1),
     "GENConv of maxima of edges": lambda: nn.GENConv(WIDTH, OUT, edge_dim=3, aggr="max", num_layers=1),
@@ -112,9 +114,9 @@ def test_equals_pyg_and_its_gradients(device, name, fused):
 def test_equals_pyg_in_float32_and_is_near_in_16_bits(real_device, name, fused):
     layer, fast, x, args = give(name, real_device)
     exact = run(layer, x, args)
-    narrow = copy.deepcopy(layer).float()
-    assert_near(run(fast.float(), x.float(), [args[0], *(part.float() for part in args[1:])]),
-                run(narrow, x.float(), [args[0], *(part.float() for part in args[1:])]), rtol=1e-4, atol=1e-4)  # fmt: skip
+    narrow = [x.float(), [args[0], *(part.float() for part in args[1:])]]
+    plain = run(copy.deepcopy(layer).float(), *narrow)
+    assert_near(run(fast.float(), *narrow), plain, rtol=1e-4, atol=1e-4)
 
     got = run(fast.bfloat16(), x.bfloat16(), [args[0], *(part.bfloat16() for part in args[1:])])
 

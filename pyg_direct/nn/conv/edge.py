@@ -46,8 +46,8 @@ def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | Non
     if rows.shape[1] != targets.shape[1] or not known.fits(len(rows), len(targets)):
         return None
     own, other = first.weight.chunk(2, dim=1)
-    shift, rows, slope = F.linear(targets, own - other, first.bias), F.linear(rows, other), 1.0
-    ends = rest
+    shift, rows = F.linear(targets, own - other, first.bias), F.linear(rows, other)
+    slope, ends = find_slope(None), rest
     if rest and not is_matrix(rest[0]):
         slope, ends = find_slope(rest[0]), rest[1:]
     if type(self.aggr_module) in SUMS and slope is not None and len(ends) <= 1 and all(map(is_matrix, ends)):

@@ -26,7 +26,8 @@ def find_left(module: Any) -> str | None:
 
 def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | None:
     """Return the sum or mean of messages, `[T, F]`."""
-    rows, shift, factor = (kwargs.get(name) for name in ("x", "beta", "gamma"))
+    given: Any = (kwargs.get(name) for name in ("x", "beta", "gamma"))
+    rows, shift, factor = given
     slope = find_slope(self.act)
     if slope is None or not is_given(known, rows, shift, factor) or not known.fits(len(rows), len(shift)):
         return None

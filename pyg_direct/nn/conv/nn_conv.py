@@ -46,7 +46,8 @@ def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | Non
     """Return the sum or mean of messages, `[T, F]`."""
     (rows, targets), along = kwargs["x"], kwargs.get("edge_attr")
     count = len(rows) if targets is None else len(targets)
-    first, last = _split(self.nn) or ([], None)
+    parts: Any = _split(self.nn)
+    first, last = parts
     if not is_given(known, rows) or not isinstance(along, Tensor) or not known.fits(len(rows), count):
         return None
     if along.dim() != 2 or len(along) != known.index.numel() or rows.shape[1] != self.in_channels_l:

@@ -34,7 +34,8 @@ def find_left(module: Any) -> str | None:
 
 def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | None:
     """Return the sum of messages, `[T, F]`."""
-    own, rows, values, attribute = (kwargs.get(name) for name in ("k", "q", "v", "edge_attr"))
+    given: Any = (kwargs.get(name) for name in ("k", "q", "v", "edge_attr"))
+    own, rows, values, attribute = given
     if (attribute is None) != (self.edge_dim is None) or not is_given(known, own, rows, values):
         return None
     if not known.fits(len(rows), len(own)):

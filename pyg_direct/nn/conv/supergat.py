@@ -60,7 +60,7 @@ def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> An
 def propagate(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
     """Override `propagate` of an accelerated SuperGATConv."""
     known, rows = _THREAD.edges, kwargs.get("x")
-    if known is None or size is not None or not _takes(self, rows):
+    if known is None or rows is None or size is not None or not _takes(self, rows):
         return any_convolution.propagate(self, edge_index, size, **kwargs)
     _THREAD.edges = None
     self._paths.note()

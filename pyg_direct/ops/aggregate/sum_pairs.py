@@ -6,13 +6,14 @@ that equal calls give equal bits.
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch_geometric.utils import softmax
 
 from pyg_direct.kernels.aggregate import pairs as kernels
 from pyg_direct.kernels.aggregate.softmax import TINY
@@ -125,7 +126,7 @@ class _Gate(Function):
         *given, slope = ctx.saved_tensors
         pairs, needed = ctx.pairs, ctx.needs_input_grad
         if is_asked_again([grad]):
-            return *pull_by_torch(lambda *parts: [_gate_by_torch(*parts, pairs)], given, needed[:3], [grad]), None
+            return *pull_by_torch(partial(_gate_by_torch, pairs), given, needed[:3], [grad]), None
         own, rows, values = given
         to_rows = to_values = None
         if needed[1] or needed[2]:
@@ -134,9 +135,9 @@ class _Gate(Function):
         return (grad * slope).to(own.dtype), to_rows, to_values, None
 
 
-def _gate_by_torch(own: Tensor, rows: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+def _gate_by_torch(pairs: Pairs, own: Tensor, rows: Tensor, values: Tensor) -> list[Tensor]:
     gates = (own.index_select(0, pairs.target) + rows.index_select(0, pairs.row)).sigmoid()
-    return pairs.add_up(gates * values.index_select(0, pairs.row))
+    return [pairs.add_up(gates * values.index_select(0, pairs.row))]
 
 
 def sum_affine(factor: Tensor | None, shift: Tensor, rows: Tensor, pairs: Pairs, slope: float) -> Tensor:
@@ -166,8 +167,7 @@ class _Affine(Function):
         *given, weights, weighted = ctx.saved_tensors
         pairs, slope, needed = ctx.pairs, ctx.slope, ctx.needs_input_grad
         if is_asked_again([grad]):
-            return *pull_by_torch(lambda *parts: [_affine_by_torch(*parts, pairs, slope)], given, needed[:3],
-                                  [grad]), None, None  # fmt: skip
+            return *pull_by_torch(partial(_affine_by_torch, pairs, slope), given, needed[:3], [grad]), None, None
         factor, shift, rows = given
         to_rows = None
         if needed[2]:
@@ -178,9 +178,9 @@ class _Affine(Function):
         return to_factor, (grad * weights).to(shift.dtype), to_rows, None, None
 
 
-def _affine_by_torch(factor: Tensor, shift: Tensor, rows: Tensor, pairs: Pairs, slope: float) -> Tensor:
+def _affine_by_torch(pairs: Pairs, slope: float, factor: Tensor, shift: Tensor, rows: Tensor) -> list[Tensor]:
     products = factor.index_select(0, pairs.target) * rows.index_select(0, pairs.row)
-    return pairs.add_up(F.leaky_relu(products + shift.index_select(0, pairs.target), slope))
+    return [pairs.add_up(F.leaky_relu(products + shift.index_select(0, pairs.target), slope))]
 
 
 def sum_softmax(scores: Tensor, rows: Tensor, pairs: Pairs) -> Tensor:
@@ -210,12 +210,14 @@ class _Softmax(Function):
         scores, rows, shift, out = ctx.saved_tensors
         pairs, needed = ctx.pairs, ctx.needs_input_grad
         if is_asked_again([grad]):
-            return *pull_by_torch(lambda *parts: [_softmax_by_torch(*parts, pairs)], [scores, rows], needed[:2],
-                                  [grad]), None  # fmt: skip
+            return *pull_by_torch(partial(_softmax_by_torch, pairs), [scores, rows], needed[:2], [grad]), None
         to_rows, to_scores = pairs.by_source(kernels.PULL_SOFTMAX, (scores.to(shift.dtype), rows), (shift, grad, out))
         return to_scores.to(scores.dtype), to_rows.to(rows.dtype), None
 
 
-def _softmax_by_torch(scores: Tensor, rows: Tensor, pairs: Pairs) -> Tensor:
-    alpha = softmax(scores.index_select(0, pairs.row), pairs.target, num_nodes=pairs.num_targets)
-    return pairs.add_up(alpha * rows.index_select(0, pairs.row))
+def _softmax_by_torch(pairs: Pairs, scores: Tensor, rows: Tensor) -> list[Tensor]:
+    picked, index = scores.index_select(0, pairs.row), pairs.target.long().unsqueeze(1)
+    lowest = picked.new_full((pairs.num_targets, picked.shape[1]), -math.inf)
+    best = lowest.scatter_reduce(0, index.expand_as(picked), picked.detach(), "amax")
+    weights = (picked - best.index_select(0, pairs.target)).exp()
+    return [pairs.add_up(weights * rows.index_select(0, pairs.row)) / (pairs.add_up(weights) + TINY)]
