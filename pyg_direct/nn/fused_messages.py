@@ -62,6 +62,12 @@ def is_matrix(module: Any) -> bool:
     )
 
 
+def list_parts(network: Any) -> list[Any]:
+    """Return the modules that a network calls one after the other; the network alone if this is not known."""
+    is_plain = type(network) is torch.nn.Sequential and "forward" not in network.__dict__ and not has_hooks(network)
+    return list(network) or [network] if is_plain else [network]
+
+
 def find_slope(act: Any) -> float | None:
     """Return the factor of an activation for numbers below zero, 1 for none; None for any other activation."""
     if act is None or type(act) is torch.nn.Identity:

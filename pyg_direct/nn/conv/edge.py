@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import aggr, conv
@@ -17,29 +16,29 @@ from torch_geometric.nn import aggr, conv
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
-from pyg_direct.nn.fused_messages import REDUCES, SUMS, find_changed, find_slope, is_given, is_matrix, pair_nodes
-from pyg_direct.nn.trimming import has_hooks
+from pyg_direct.nn.fused_messages import (
+    REDUCES,
+    SUMS,
+    find_changed,
+    find_slope,
+    is_given,
+    is_matrix,
+    list_parts,
+    pair_nodes,
+)
 from pyg_direct.ops.aggregate.sum_pairs import sum_affine
-
-
-def _list_parts(network: Any) -> list[Any] | None:
-    """Return the modules of a network that begins with a matrix; None for any other network."""
-    parts = [network]
-    if type(network) is torch.nn.Sequential and "forward" not in network.__dict__ and not has_hooks(network):
-        parts = list(network)
-    return parts if parts and is_matrix(parts[0]) else None
 
 
 def find_left(module: Any) -> str | None:
     """Return why options of an EdgeConv leave it to the operators of any layer."""
-    if _list_parts(module.nn) is None:
+    if not is_matrix(list_parts(module.nn)[0]):
         return "its network does not begin with a matrix"
     return find_changed(module, tuple(REDUCES))
 
 
 def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | None:
     """Return the aggregation of the network's results, `[T, F]`."""
-    parts, (rows, targets) = _list_parts(self.nn) or [], kwargs["x"]
+    parts, (rows, targets) = list_parts(self.nn), kwargs["x"]
     first, rest = parts[0], parts[1:]
     if not is_given(known, rows, targets) or 2 * rows.shape[1] != first.weight.shape[1]:
         return None

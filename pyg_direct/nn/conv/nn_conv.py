@@ -16,28 +16,19 @@ from torch_geometric.nn import conv
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
-from pyg_direct.nn.fused_messages import REDUCES, SUMS, find_changed, is_given, is_matrix
-from pyg_direct.nn.trimming import has_hooks
+from pyg_direct.nn.fused_messages import REDUCES, SUMS, find_changed, is_given, is_matrix, list_parts
 from pyg_direct.ops.aggregate.sum_rows import aggregate
 
 # Numbers of h(e) for each number of the result, up to which the sum of outer products is faster.
 _MOST = 4
 
 
-def _split(network: Any) -> tuple[list[Any], Any] | None:
-    """Return (the modules before the last matrix of a network, that matrix); None for any other network."""
-    parts = [network]
-    if type(network) is torch.nn.Sequential and "forward" not in network.__dict__ and not has_hooks(network):
-        parts = list(network)
-    return (parts[:-1], parts[-1]) if parts and is_matrix(parts[-1]) else None
-
-
 def find_left(module: Any) -> str | None:
     """Return why options of an NNConv leave it to the operators of any layer."""
-    parts = _split(module.nn)
-    if parts is None:
+    last = list_parts(module.nn)[-1]
+    if not is_matrix(last):
         return "its network does not end with a matrix"
-    if parts[1].weight.shape[1] >= _MOST * module.out_channels:
+    if last.weight.shape[1] >= _MOST * module.out_channels:
         return "the matrix of an edge is small"
     return find_changed(module, SUMS)
 
@@ -46,8 +37,7 @@ def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | Non
     """Return the sum or mean of messages, `[T, F]`."""
     (rows, targets), along = kwargs["x"], kwargs.get("edge_attr")
     count = len(rows) if targets is None else len(targets)
-    parts: Any = _split(self.nn)
-    first, last = parts
+    *first, last = list_parts(self.nn)
     if not is_given(known, rows) or not isinstance(along, Tensor) or not known.fits(len(rows), count):
         return None
     if along.dim() != 2 or len(along) != known.index.numel() or rows.shape[1] != self.in_channels_l:
