@@ -1,8 +1,8 @@
 """EdgeConv over sorted edges: the first matrix of its network is multiplied by rows of nodes, not of edges.
 
-W1 x_i + W2 (x_j - x_i) is (W1 - W2) x_i + W2 x_j. If the network is this matrix, an activation and at most one more
-matrix, a sum of its results is the last matrix times the sum of activations, and no row of an edge is made. Otherwise
-the rest of the network runs over rows of edges.
+W1 x_i + W2 (x_j - x_i) is (W1 - W2) x_i + W2 x_j. A network may be this matrix, an activation and at most one more
+matrix. Then a sum of its results is the last matrix times the sum of activations, without a row for each edge. The rest
+of any other network runs over rows of edges.
 """
 
 from __future__ import annotations
