@@ -51,15 +51,17 @@ def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | Non
     if not is_given(known, along, rows, last.weight):
         return None
     edges, width, channels = known.edges, along.shape[1], rows.shape[1]
+    # Edges of a batch lead to its first nodes only, and sums are wide.
+    used = min(edges.least_targets, count)
     along = along if known.order is None else along.index_select(0, known.order)
     spread = rows.unsqueeze(1).expand(len(rows), width, channels).reshape(len(rows), width * channels)
     sums = aggregate(spread, edges.indptr, edges.row, reduce=REDUCES[type(self.aggr_module)], weight=along,
-                     target=edges.target, num_targets=count, max_degree=edges.max_degree,
+                     target=edges.target, num_targets=used, max_degree=edges.max_degree,
                      transposed=known.batch.transpose(edges, len(rows)))  # fmt: skip
     # [in, out, h] to [out, h, in]
     weight = last.weight if last.bias is None else torch.cat([last.weight, last.bias.unsqueeze(1)], dim=1)
     weight = weight.view(channels, self.out_channels, width).permute(1, 2, 0).reshape(self.out_channels, -1)
-    return F.linear(sums, weight)
+    return F.pad(F.linear(sums, weight), (0, 0, 0, count - used))
 
 
 NN = ConvSpec(conv.NNConv, propagate=any_convolution.propagate, find_left=find_left, fuse=fuse, leaves_to_any=True,
