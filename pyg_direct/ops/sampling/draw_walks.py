@@ -111,7 +111,7 @@ def _walk(lists: NeighborLists, start: Tensor, rows: Tensor | None, length: int,
 
 
 class BoundsCheck:
-    """Check that ids on a GPU lie in [0, upper), which the GPU makes beside work that the host enqueues before `finish`.
+    """Check that ids on a GPU lie in [0, upper), made beside the work that the host enqueues before `finish`.
 
     So neither that work nor its launch waits for the check. Ids on the CPU are not checked here: `check_ids` does that.
 
