@@ -167,7 +167,8 @@ def first_row(rows, s):
     return rows[s] if rows.shape[0] > 0 else np.int64(0)
 
 
-@gpu_kernel("i8[] I[] i8 i8[] i8 i8 i8 i8 i8 i8 u8 i8[] i8[]", I=("i4", "i8"))
+# Five blocks on a multiprocessor: of 50 registers four would fit, and more than five would keep numbers in memory.
+@gpu_kernel("i8[] I[] i8 i8[] i8 i8 i8 i8 i8 i8 u8 i8[] i8[]", resident_blocks=5, I=("i4", "i8"))
 def walk_gpu(indptr, neighbors, step, rows, length, stays, back, near, far, is_sorted, key, start, out):
     """A thread for each walk, whose first node is in `start`. Without `rows`, nodes are rows."""
     walk = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
