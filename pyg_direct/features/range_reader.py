@@ -16,7 +16,7 @@ import numpy as np
 
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.errors import FileError
-from pyg_direct.features.disk_rates import DiskRates, choose_gap, find_block, find_rates, read_timeout
+from pyg_direct.features.disk_rates import MOST_RATIO, DiskRates, choose_gap, find_block, find_rates, read_timeout
 from pyg_direct.features.row_files import Layout, RowFile
 from pyg_direct.kernels.rows.file_ranges import PAGE, read_file_ranges_cpu
 from pyg_direct.object_text import show_count
@@ -39,7 +39,7 @@ _LOOK, _LEAVE = 0.2, 2.0
 
 
 def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PAGE,
-                   rates: DiskRates | None = None) -> np.ndarray:  # fmt: skip
+                   rates: DiskRates | None = None, most_ratio: float = MOST_RATIO) -> np.ndarray:  # fmt: skip
     """Return the bounds of requests, int64 `[R + 1]`: request j reads rows `bounds[j]` to `bounds[j + 1] - 1`.
 
     Rows of one unit, and of units with a small gap between, are read together, up to a length.
@@ -50,6 +50,7 @@ def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PA
         row_bytes: Bytes of a row.
         unit: Bytes of a unit, which divide a page.
         rates: Rates of the disk, which choose the gap; None for a gap of two pages.
+        most_ratio: Bytes that should be read over the bytes of the rows, at most; see `choose_gap`.
     """
     if len(rows) == 0:
         return np.zeros(1, np.int64)
@@ -59,7 +60,7 @@ def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PA
     ends = -(-(offset + (rows + 1) * row_bytes) // unit)
     gap = _GAP_PAGES * PAGE // unit
     if rates is not None:
-        gap = choose_gap(begins, ends, unit, len(rows) * row_bytes, rates)
+        gap = choose_gap(begins, ends, unit, most_ratio * len(rows) * row_bytes, rates)
     is_first = np.ones(len(rows), bool)
     is_first[1:] = begins[1:] > ends[:-1] + gap
     starts = np.maximum.accumulate(np.where(is_first, begins, 0))
@@ -190,13 +191,14 @@ class RangeReader:
     Attributes:
         num_requests, num_pages, num_again, seconds: See `DiskReads`.
         unit: Bytes that a request reads, at least: of a page, or of a block of the disk.
+        most_ratio: Bytes that should be read over the bytes of the rows of a read, at most.
         is_broken: True after a read that did not end; its threads may still write.
     """
 
     def __init__(self, file: RowFile, *, keeps_all: bool = False, is_shared: bool = False) -> None:
         self.file = file
         self.num_requests = self.num_pages = self.num_again = 0
-        self.seconds = 0.0
+        self.seconds, self.most_ratio = 0.0, MOST_RATIO
         self.is_broken = False
         self._row_bytes = file.layout.num_bytes // max(1, file.layout.shape[0])
         size = file.layout.offset + file.layout.num_bytes
@@ -238,7 +240,7 @@ class RangeReader:
         # Where there are no gaps, no rate is needed.
         has_gaps = int(rows[-1] - rows[0]) >= len(rows)
         bounds = split_requests(rows, self.file.layout.offset, self._row_bytes, self.unit,
-                                find_rates(self.file) if has_gaps and not is_cached else None)  # fmt: skip
+                                find_rates(self.file) if has_gaps and not is_cached else None, self.most_ratio)  # fmt: skip
         count = len(bounds) - 1
         handle = self.file.open_handle(is_direct=self._is_direct and not is_cached)
         begin = time.perf_counter()

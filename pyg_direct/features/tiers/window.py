@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import CudaError
-from pyg_direct.features.disk_rates import find_rates, measure_disk
+from pyg_direct.features.disk_rates import MOST_RATIO, find_rates, measure_disk
 from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_direct
 from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, outgrows_cache
 from pyg_direct.features.spilled_rows import SERVED
@@ -308,6 +308,8 @@ class RowWindow(Tier):
             return True
         if self._missing is None:
             self._missing = self._begin_reads()
+            # Rows of the window that are in memory are not read: gaps may have their share.
+            self._reader.most_ratio = MOST_RATIO * self._num_in_window / max(1, len(self._missing))
         places, claims = self._given
         count = min(len(self._missing), int(np.searchsorted(claims, released, "right")))
         if count < min(len(self._missing), self._least_part):
