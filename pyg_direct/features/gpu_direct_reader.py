@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_direct.errors import DeviceError, FileError, needs_extra
 from pyg_direct.features.disk_rates import MOST_RATIO, find_rates, read_timeout
-from pyg_direct.features.range_reader import split_requests
+from pyg_direct.features.range_reader import MOST_IN_FLIGHT, split_requests
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.kernels.rows.file_ranges import PAGE
 
@@ -62,6 +62,9 @@ class GpuDirectReader:
         except (ImportError, OSError, RuntimeError) as error:
             raise DeviceError(f"PYG_DIRECT_GPU_DIRECT must be 0 where kvikio cannot be loaded, got 1: {error}; install "
                               "what is missing, or unset it") from error  # fmt: skip
+        # One thread of kvikio, its default, would wait for one request at a time.
+        if "KVIKIO_NTHREADS" not in os.environ and kvikio.defaults.get("num_threads") < MOST_IN_FLIGHT:
+            kvikio.defaults.set("num_threads", MOST_IN_FLIGHT)
         try:
             # Not by its path, which may name another file by now.
             self._handle: Any = kvikio.CuFile(f"/proc/self/fd/{file.handle}", "r")

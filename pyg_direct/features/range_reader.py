@@ -239,8 +239,8 @@ class RangeReader:
         is_cached = self.file.is_cached(rows[:: max(1, len(rows) // _LOOKED_UP)].tolist())
         # Where there are no gaps, no rate is needed.
         has_gaps = int(rows[-1] - rows[0]) >= len(rows)
-        bounds = split_requests(rows, self.file.layout.offset, self._row_bytes, self.unit,
-                                find_rates(self.file) if has_gaps and not is_cached else None, self.most_ratio)  # fmt: skip
+        rates = find_rates(self.file) if has_gaps and not is_cached else None
+        bounds = split_requests(rows, self.file.layout.offset, self._row_bytes, self.unit, rates, self.most_ratio)
         count = len(bounds) - 1
         handle = self.file.open_handle(is_direct=self._is_direct and not is_cached)
         begin = time.perf_counter()
