@@ -308,8 +308,7 @@ class RowWindow(Tier):
             return True
         if self._missing is None:
             self._missing = self._begin_reads()
-            # Rows of the window that are in memory are not read: gaps may have their share.
-            self._reader.most_ratio = MOST_RATIO * self._num_in_window / max(1, len(self._missing))
+            self._reader.most_ratio = self._find_ratio(len(self._missing))
         places, claims = self._given
         count = min(len(self._missing), int(np.searchsorted(claims, released, "right")))
         if count < min(len(self._missing), self._least_part):
@@ -419,6 +418,13 @@ class RowWindow(Tier):
         self._given = (np.concatenate([empty, used[order]]),
                        np.concatenate([np.full(len(empty), -1, np.int32), claims[order]]))  # fmt: skip
         return self._add_passed(missing, len(empty) - len(missing))
+
+    def _find_ratio(self, num_missing: int) -> float:
+        """Return the bytes that may be read over the bytes of the missing rows: what earlier reads left of the bytes
+        that windows may have for their rows, of which many are in memory.
+        """
+        read = self._reader.num_pages * self._reader.unit / self._row_bytes
+        return (MOST_RATIO * self._num_claimed - read) / max(1, num_missing)
 
     def _find_wanted(self) -> np.ndarray:
         """Return the rows that the window has claimed and that are not in memory, ascending."""
