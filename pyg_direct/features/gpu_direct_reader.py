@@ -5,6 +5,7 @@ If the machine has no GPUDirect Storage, kvikio copies through host memory of it
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import DeviceError, FileError, needs_extra
-from pyg_direct.features.disk_rates import MOST_RATIO, find_rates, read_timeout
+from pyg_direct.features.disk_rates import find_rates, read_timeout
 from pyg_direct.features.range_reader import MOST_IN_FLIGHT, split_requests
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.kernels.rows.file_ranges import PAGE
@@ -49,7 +50,7 @@ class GpuDirectReader:
     def __init__(self, file: RowFile) -> None:
         self.file = file
         self.num_requests = self.num_pages = self.num_again = 0
-        self.seconds, self.most_ratio = 0.0, MOST_RATIO
+        self.seconds, self.most_ratio = 0.0, math.inf
         self.is_broken = self._is_left = False
         self._row_bytes = file.layout.num_bytes // max(1, file.layout.shape[0])
         self._seen = np.zeros(-(-file.stamp[0] // PAGE) + 1, bool)

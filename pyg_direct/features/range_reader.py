@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 import os
 import time
@@ -16,7 +17,7 @@ import numpy as np
 
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.errors import FileError
-from pyg_direct.features.disk_rates import MOST_RATIO, DiskRates, choose_gap, find_block, find_rates, read_timeout
+from pyg_direct.features.disk_rates import DiskRates, choose_gap, find_block, find_rates, read_timeout
 from pyg_direct.features.row_files import Layout, RowFile
 from pyg_direct.kernels.rows.file_ranges import PAGE, read_file_ranges_cpu
 from pyg_direct.object_text import show_count
@@ -39,7 +40,7 @@ _LOOK, _LEAVE = 0.2, 2.0
 
 
 def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PAGE,
-                   rates: DiskRates | None = None, most_ratio: float = MOST_RATIO) -> np.ndarray:  # fmt: skip
+                   rates: DiskRates | None = None, most_ratio: float = math.inf) -> np.ndarray:  # fmt: skip
     """Return the bounds of requests, int64 `[R + 1]`: request j reads rows `bounds[j]` to `bounds[j + 1] - 1`.
 
     Rows of one unit, and of units with a small gap between, are read together, up to a length.
@@ -50,7 +51,7 @@ def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PA
         row_bytes: Bytes of a row.
         unit: Bytes of a unit, which divide a page.
         rates: Rates of the disk, which choose the gap; None for a gap of two pages.
-        most_ratio: Bytes that should be read over the bytes of the rows, at most; see `choose_gap`.
+        most_ratio: Bytes that are left over the bytes of the rows; see `choose_gap`.
     """
     if len(rows) == 0:
         return np.zeros(1, np.int64)
@@ -60,7 +61,8 @@ def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PA
     ends = -(-(offset + (rows + 1) * row_bytes) // unit)
     gap = _GAP_PAGES * PAGE // unit
     if rates is not None:
-        gap = choose_gap(begins, ends, unit, most_ratio * len(rows) * row_bytes, rates)
+        num_bytes = len(rows) * row_bytes
+        gap = choose_gap(begins, ends, unit, num_bytes, rates, most_ratio * num_bytes)
     is_first = np.ones(len(rows), bool)
     is_first[1:] = begins[1:] > ends[:-1] + gap
     starts = np.maximum.accumulate(np.where(is_first, begins, 0))
@@ -191,14 +193,14 @@ class RangeReader:
     Attributes:
         num_requests, num_pages, num_again, seconds: See `DiskReads`.
         unit: Bytes that a request reads, at least: of a page, or of a block of the disk.
-        most_ratio: Bytes that should be read over the bytes of the rows of a read, at most.
+        most_ratio: Bytes that reads have left over the bytes of their rows; more only where it saves much time.
         is_broken: True after a read that did not end; its threads may still write.
     """
 
     def __init__(self, file: RowFile, *, keeps_all: bool = False, is_shared: bool = False) -> None:
         self.file = file
         self.num_requests = self.num_pages = self.num_again = 0
-        self.seconds, self.most_ratio = 0.0, MOST_RATIO
+        self.seconds, self.most_ratio = 0.0, math.inf
         self.is_broken = False
         self._row_bytes = file.layout.num_bytes // max(1, file.layout.shape[0])
         size = file.layout.offset + file.layout.num_bytes

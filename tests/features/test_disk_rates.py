@@ -47,14 +47,14 @@ def test_the_chosen_gap_is_the_best_of_all(rates, unit, share):
     begins, ends = make_units(share, unit)
     num_bytes = 512 * len(begins)
 
-    gap = choose_gap(begins, ends, unit, 2.5 * num_bytes, rates)
+    gap = choose_gap(begins, ends, unit, num_bytes, rates)
 
     found = [find_read(begins, ends, own, unit) for own in range(disk_rates._MOST_GAP // unit + 1)]
     costs = [num_read + requests * rates.request_bytes for num_read, requests in found]
     shortest = min(costs)
     expected = next(own for own, cost in enumerate(costs) if cost <= 1.1 * shortest)
     if found[expected][0] > 2.5 * num_bytes:
-        short = [own for own, cost in enumerate(costs) if cost <= 1.5 * shortest]
+        short = [own for own, cost in enumerate(costs) if cost <= 1.3 * shortest]
         expected = max((own for own in short if found[own][0] <= 2.5 * num_bytes), default=min(short))
     assert gap == expected
 
@@ -63,7 +63,7 @@ def test_the_chosen_gap_is_the_best_of_all(rates, unit, share):
 def test_a_fast_disk_reads_at_most_two_and_a_half_times_the_rows(share):
     begins, ends = make_units(share, 512, count=20_000)
 
-    gap = choose_gap(begins, ends, 512, 2.5 * 512 * len(begins), FAST)
+    gap = choose_gap(begins, ends, 512, 512 * len(begins), FAST)
 
     assert find_read(begins, ends, gap, 512)[0] <= 2.5 * 512 * len(begins)
 
@@ -71,14 +71,14 @@ def test_a_fast_disk_reads_at_most_two_and_a_half_times_the_rows(share):
 def test_a_disk_with_few_requests_a_second_reads_wide_gaps():
     begins, ends = make_units(0.1, 512)
 
-    gaps = [choose_gap(begins, ends, 512, 2.5 * 512 * len(begins), rates) for rates in (FAST, CLOUD, TURNING)]
+    gaps = [choose_gap(begins, ends, 512, 512 * len(begins), rates) for rates in (FAST, CLOUD, TURNING)]
 
     assert gaps == sorted(gaps)
     assert gaps[0] < gaps[2]
 
 
 def test_one_row_has_no_gap():
-    assert choose_gap(np.array([3]), np.array([4]), 512, 2.5 * 512, CLOUD) == 0
+    assert choose_gap(np.array([3]), np.array([4]), 512, 512, CLOUD) == 0
 
 
 def test_rates_are_measured_once_for_a_file_system(file, monkeypatch):

@@ -417,7 +417,7 @@ class RowWindow(Tier):
         order = np.argsort((claims - least).astype(np.uint16), kind="stable")
         self._given = (np.concatenate([empty, used[order]]),
                        np.concatenate([np.full(len(empty), -1, np.int32), claims[order]]))  # fmt: skip
-        return self._add_passed(missing, len(empty) - len(missing))
+        return missing
 
     def _find_ratio(self, num_missing: int) -> float:
         """Return the bytes that may be read over the bytes of the missing rows: what earlier reads left of the bytes
@@ -437,12 +437,11 @@ class RowWindow(Tier):
         return missing
 
     def _add_passed(self, rows: np.ndarray, room: int) -> np.ndarray:
-        """Return the same rows with others in the pages that are read for them, as many as have empty slots."""
+        """Return the same rows with others in the pages that are read for them, as many as there is room for."""
         if room <= 0 or len(rows) == 0:
             return rows
-        # Where all rows stay, as the read will choose its requests: what is read along would be read again later.
-        rates = find_rates(self.file) if self._keeps_all else None
-        first, end = find_whole_rows(rows, self.file.layout, self._row_bytes, rates)
+        # As the read will choose its requests: what is read along would be read again later.
+        first, end = find_whole_rows(rows, self.file.layout, self._row_bytes, find_rates(self.file))
         # The first requests fill the room, so that lists of rows stay as short as a window.
         needed = int(np.searchsorted(np.cumsum(end - first), room + len(rows))) + 1
         first, end = first[:needed], end[:needed]
