@@ -420,8 +420,9 @@ class RowWindow(Tier):
         return missing
 
     def _find_ratio(self, num_missing: int) -> float:
-        """Return the bytes that may be read over the bytes of the missing rows: what earlier reads left of the bytes
-        that windows may have for their rows, of which many are in memory.
+        """Return the bytes that may be read over the bytes of the missing rows.
+
+        All windows may have so many times the bytes of their rows, in memory or not. Earlier reads took a part.
         """
         read = self._reader.num_pages * self._reader.unit / self._row_bytes
         return (MOST_RATIO * self._num_claimed - read) / max(1, num_missing)
