@@ -20,13 +20,12 @@ from torch import Tensor
 from pyg_direct.distributed.captured_rows import CapturedRows
 from pyg_direct.distributed.graph_part import GraphPart, Table
 from pyg_direct.distributed.segment_rows import RowsOfKind, SegmentRows
-from pyg_direct.distributed.shared_arrays import tell
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.hetero_topo import tell_apart
 from pyg_direct.ops.rows.gather_rows import gather_rows, scatter_rows
 from pyg_direct.ops.sampling.join_remote_edges import group_keys, make_keys
-from pyg_direct.runtime.comm.communicator import Communicator
+from pyg_direct.runtime.comm.communicator import Communicator, gather_json
 from pyg_direct.runtime.comm.host_group import identify_host
 from pyg_direct.runtime.host.shared_memory import SharedMemory, open_shared, share
 from pyg_direct.runtime.host.tensor_views import ALIGNMENT, align, as_bytes
@@ -153,7 +152,7 @@ class PeerRows:
             ids, own = share(table.ids.clone()), [feature.share_ipc().host for feature in features[kind].values()]
             given += [ids, *own]
             words.append([len(table.ids), *(memory.descriptor for memory in (ids, *own))])
-        told = tell(communicator, [identify_host(), os.getpid(), words])
+        told = gather_json(communicator, [identify_host(), os.getpid(), words])
         self._tables: dict[int, dict[Any, Table]] = {}
         for rank, (host, process, theirs) in enumerate(told):
             if rank == communicator.rank or host != identify_host():

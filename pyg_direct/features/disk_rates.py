@@ -19,7 +19,7 @@ import numpy as np
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.errors import ArgumentError, FileError
 from pyg_direct.features.row_files import RowFile
-from pyg_direct.kernels.rows.file_ranges import LEAST_BLOCK, PAGE, read_file_ranges_cpu
+from pyg_direct.kernels.rows.file_rows import LEAST_BLOCK, PAGE, read_file_ranges_cpu
 
 # Of a measurement: reads at random, how often, bytes in order, bytes of a request in order, threads that read at random
 # and in order, and requests between two looks at the clock.

@@ -29,16 +29,20 @@ from pyg_direct.features.feature_arguments import (
     find_places,
     read_disk_map,
 )
-from pyg_direct.features.feature_copies import (
+from pyg_direct.features.hot_rows import Listing, score_rows
+from pyg_direct.features.memory_rows import MemoryRows, Served, check_placing, place_rows
+from pyg_direct.features.process_sharing import (
+    Handle,
     copy_feature,
     deepcopy_feature,
+    is_shared_out,
+    open_handle,
+    read_gpus,
     reduce_feature,
     send_feature,
     share_feature,
+    share_rows,
 )
-from pyg_direct.features.hot_rows import Listing, score_rows
-from pyg_direct.features.memory_rows import MemoryRows, Served, check_placing, place_rows
-from pyg_direct.features.process_sharing import Handle, is_shared_out, open_handle, read_gpus, share_rows
 from pyg_direct.features.row_dtypes import check_narrow, narrow_rows
 from pyg_direct.features.row_files import DeviceConfig, RowFile, join_parts, open_array
 from pyg_direct.features.spilled_rows import SpilledRows, shard_rows, spill_file

@@ -25,7 +25,7 @@ from pyg_direct.cache_folder import sync_folder, write_whole
 from pyg_direct.errors import PARQUET, ArgumentError, FileError, needs_extra, whole_file
 from pyg_direct.features.range_reader import RangeReader
 from pyg_direct.features.row_files import PACKED, SAFETENSORS, RowFile, save_pieces
-from pyg_direct.kernels.rows.file_ranges import PAGE
+from pyg_direct.kernels.rows.file_rows import PAGE
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.host.host_memory import parse_size

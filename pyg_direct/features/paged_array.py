@@ -18,8 +18,7 @@ from pyg_direct.errors import FileError, IdError
 from pyg_direct.features.disk_rates import find_rates, measure_disk
 from pyg_direct.features.range_reader import DiskReads, RangeReader
 from pyg_direct.features.row_files import RowFile
-from pyg_direct.kernels.rows.file_pages import list_pages_cpu, take_numbers_cpu
-from pyg_direct.kernels.rows.file_ranges import PAGE
+from pyg_direct.kernels.rows.file_rows import PAGE, list_pages_cpu, take_numbers_cpu
 from pyg_direct.ops.run_kernel import run_cpu
 from pyg_direct.runtime.host.host_memory import available_bytes
 

@@ -18,7 +18,7 @@ from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.errors import FileError
 from pyg_direct.features.disk_rates import DiskRates, choose_gap, find_block, find_rates, read_timeout
 from pyg_direct.features.row_files import Layout, RowFile
-from pyg_direct.kernels.rows.file_ranges import PAGE, read_file_ranges_cpu
+from pyg_direct.kernels.rows.file_rows import PAGE, read_file_ranges_cpu
 from pyg_direct.object_text import show_count
 from pyg_direct.profiling import show_bytes
 from pyg_direct.runtime.host.host_memory import available_bytes

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.rows.gather_rows import STORED
 from pyg_direct.progress import Bar
-from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.host_memory import use_large_pages
 
 # Numbers narrowed at a time, so that temporary memory is small beside the table.
 _CHUNK = 1 << 24

@@ -31,7 +31,7 @@ from pyg_direct.ops.local_ids.build_csr import compress
 from pyg_direct.ops.sampling.sample_hetero import Rows, sum_weights
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.memory import Block
-from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.host_memory import use_large_pages
 from pyg_direct.typing import Device
 
 EdgeType = tuple[str, str, str]

@@ -20,8 +20,7 @@ from pyg_direct.ops.argument_checks import INDEX_DTYPES
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import cpu_chunks, grid_for, is_heard, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.progress import show_wait
-from pyg_direct.runtime.host.host_memory import total_bytes
-from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.host_memory import total_bytes, use_large_pages
 
 # So many items, or more, are numbered in 64 bits.
 _MOST = 2**31

@@ -39,7 +39,7 @@ from pyg_direct.ops.run_kernel import (
     threads_for,
 )
 from pyg_direct.runtime.cuda.launch import OPEN
-from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.host_memory import use_large_pages
 from pyg_direct.runtime.host.tensor_views import as_bytes
 
 # Dtypes whose rows can be read as float32.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import queue
 import sys
 import threading
@@ -467,6 +468,13 @@ class Communicator:
         self._own_group = self._word_group = None
         if own is not words and dist.is_initialized():
             dist.destroy_process_group(own)
+
+
+def gather_json(communicator: Communicator, value: Any) -> list[Any]:
+    """Gather a JSON value of each process in all processes, by rank. Collective, in the communicator's turn."""
+    message = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    answers = communicator.exchange([message] * communicator.size, "words")
+    return [json.loads(bytes(answer.tolist())) for answer in answers]
 
 
 def _check(device: torch.device, backend: str, timeout: float, silence: float, captured: bool) -> None:

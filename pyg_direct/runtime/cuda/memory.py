@@ -57,8 +57,14 @@ from pyg_direct.runtime.cuda.device import (
 )
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.cuda.peer_memory import see_peer
-from pyg_direct.runtime.host.host_memory import total_bytes
-from pyg_direct.runtime.host.pages import allocating_on, choose_nodes, give_back, put_on, use_large_pages
+from pyg_direct.runtime.host.host_memory import (
+    allocating_on,
+    choose_nodes,
+    give_back,
+    put_on,
+    total_bytes,
+    use_large_pages,
+)
 from pyg_direct.runtime.host.tensor_views import as_bytes, view_address
 from pyg_direct.typing import Device
 
