@@ -215,9 +215,6 @@ def open_picture(path: str | os.PathLike[str] | None, rows: int = 1, columns: in
     Args:
         path: File of the picture, with the ending of its format; None saves nothing.
         figsize: Width and height in inches; None takes matplotlib's.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
     """
     with needs_extra("a picture", "bench"):
         import matplotlib  # noqa: F401

@@ -427,7 +427,6 @@ def plan_placement(graph: Graph, free_on_gpu: int | None, host: str = "unified")
 
     Args:
         free_on_gpu: Free GPU memory in bytes; None without a GPU.
-        host: The kind of host memory that the GPU reads faster.
     """
     if free_on_gpu is None:
         sizes = {"topology": graph.topology_bytes} | {rows.key: rows.num_bytes for rows in graph.attributes}

@@ -475,8 +475,6 @@ def _compiling(name: str, kind: str, later: int | None = None) -> Iterator[None]
     """Report a compilation, which takes long; reads of compiled code from the disk are not reported.
 
     Args:
-        name: Of the kernel.
-        kind: Folder of its code.
         later: Estimated number of compilations after it; None if it is not known.
     """
     begin, unwritable = time.perf_counter(), find_unwritable(kind)

@@ -64,9 +64,6 @@ def check_alike(loader: Any, ranks: str) -> None:
         loader: The loader, with sampler, inputs and batch numbers; a graph in one memory is sampled by each process
             alone.
         ranks: See `DistNeighborLoader`.
-
-    Raises:
-        ArgumentError: arguments differ; raised in all processes.
     """
     graph, sampler, given = loader.graph, loader._sampler, loader.input_data
     if graph.whole is None:

@@ -120,8 +120,6 @@ class StrictPairs(NamedTuple):
 
     Attributes:
         edges: source * number of targets + target of each edge, int64 `[E]`, ascending.
-        num_targets: Number of targets.
-        types: Numbers of the types of sources and of targets.
         is_triplet: True if only targets have negatives.
     """
 
@@ -229,11 +227,7 @@ class ExchangePlan(HeteroGpuPlan):
 
     Attributes:
         room: Room of segments, equal on all ranks.
-        num_requests: Requests of a batch to the owners of its nodes.
         id_starts: Number that turns a node of a slot into an id of the id space of all types, int64 `[T]`.
-
-    Raises:
-        PartitionError: the part does not hold the nodes that it owns.
     """
 
     _slot_class = ExchangeSlot
@@ -298,9 +292,6 @@ class ExchangePlan(HeteroGpuPlan):
             requests: Seeds of one batch, and their times; there may be no seeds. Or its links.
             excluded: Pairs whose edges the batch leaves out: relations, expanded nodes and neighbors of `list_pairs`,
                 int64 `[3, P]`; None for none, if the plan does not exclude.
-
-        Raises:
-            RankError: another rank failed or is gone.
         """
         for key in keys:
             check_key("key", key)

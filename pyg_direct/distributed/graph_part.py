@@ -154,9 +154,6 @@ class GraphPart:
     Args:
         check: `"full"`: compare checksums of the files; `"size"`: their sizes; None: no check.
         map_rows: Leave rows in their files, which are read on demand.
-
-    Raises:
-        PartitionError: the partition is missing, damaged, or of another version.
     """
 
     def __init__(self, folder: str | PathLike[str], part: int, *, device: torch.device, check: str | None = "size",

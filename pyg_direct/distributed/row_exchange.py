@@ -140,7 +140,6 @@ class PeerRows:
         features: The rows of the part, by kind and attribute; they are moved to shared memory.
 
     Attributes:
-        parts: The parts whose rows are read in place.
         is_complete: True if every process reads the rows of all others in place.
     """
 
@@ -255,7 +254,6 @@ class RowExchange:
 
     Attributes:
         features: The part's own rows, by kind and attribute.
-        num_remote: Rows fetched from other parts so far.
         num_kept: Rows of other parts found here so far, in copies or in shared memory.
     """
 
@@ -293,11 +291,7 @@ class RowExchange:
         return name_features(self.features, self._part.manifest.is_homogeneous)
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[dict[str, Tensor]]:
-        """Fetch rows by attribute, in the order of the ids; one exchange for all requests.
-
-        Raises:
-            IdError: an id that its owner does not hold.
-        """
+        """Fetch rows by attribute, in the order of the ids; one exchange for all requests."""
         inverses: list[Tensor | None] = []
         distinct = []
         for one in wanted:

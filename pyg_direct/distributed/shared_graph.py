@@ -48,7 +48,6 @@ def place_on_gpus(rows: Rows, device: torch.device, rank: int, size: int) -> Pla
 
     Args:
         rows: In shared memory, or in the memory of the only process.
-        device: A GPU.
         rank, size: Rank of this process, and number of processes.
     """
     indptr, (indices, edge_ids) = rows.indptr.to(device), rows[1:3]
@@ -71,7 +70,6 @@ def make_feature(rows: Tensor, device: torch.device, size: int, device_cache_siz
     placement.
 
     Args:
-        device: A GPU.
         device_cache_size: GPU memory of each process; a share refers to the rows of its part.
     """
     if size == 1:
@@ -125,7 +123,6 @@ class WholeGraph:
         """Place the rows of all nodes for sampling; each kind of rows is made once, by all processes.
 
         Args:
-            timed, weighted: Sample by the times and weights of the partition.
             summed: Add sums of the weights, for draws with replacement.
         """
         key = timed, weighted, summed and weighted
@@ -325,11 +322,7 @@ class Shape(NamedTuple):
 
 
 def share_arrays(communicator: Communicator, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Allocate arrays of zeros in shared memory, made by rank 0. Collective, in the communicator's turn.
-
-    Raises:
-        OSError: the system does not allow shared memory between the processes.
-    """
+    """Allocate arrays of zeros in shared memory, made by rank 0. Collective, in the communicator's turn."""
     own = [SharedMemory(shape.num_bytes) for shape in shapes] if communicator.rank == 0 else []
     process, descriptors = gather_json(communicator, [os.getpid(), [memory.descriptor for memory in own]])[0]
     if communicator.rank > 0:
@@ -344,9 +337,6 @@ def find_obstacle(communicator: Communicator, num_bytes: int = 0) -> str | None:
     """Find the reason why the processes cannot keep a graph in one memory; None if they can.
 
     The result is equal in all processes. Collective, in the communicator's turn.
-
-    Args:
-        num_bytes: Host memory that the whole graph takes in addition to the parts.
     """
     device = communicator.device
     name = "" if device.type == "cpu" else _name_gpu(device.index or 0)

@@ -337,7 +337,6 @@ class MatrixCache:
 
     Args:
         budget: Budget of bytes that stay there.
-        copies: Stream that copies matrices before they are requested.
 
     Attributes:
         sent_bytes: Bytes of sending, by key.

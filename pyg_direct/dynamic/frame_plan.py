@@ -120,7 +120,6 @@ class Slots:
 
     Args:
         factors: Factors of each snapshot, in order, on the host or the device.
-        num_nodes: N.
         window: W, at most `MOST`.
 
     Attributes:

@@ -40,7 +40,6 @@ class FrameCost(NamedTuple):
     """Cost of a frame.
 
     Attributes:
-        first: Its first snapshot.
         moved_bytes: Bytes copied to the device.
         seconds: Seconds of each stage of `Timeline`; one may lie within another.
         held_bytes: GPU memory at its end; 0 on a CPU.

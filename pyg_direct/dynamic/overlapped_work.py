@@ -124,7 +124,6 @@ class Ahead:
     An exception is raised when its result is requested. A process with a single core gets no thread.
 
     Attributes:
-        lock: Guards state that the thread and its callers both change.
         turn: Guards state that only callers change, also while one waits for the thread, which never takes it.
     """
 

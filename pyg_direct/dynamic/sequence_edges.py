@@ -198,9 +198,6 @@ def walk_along(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, 
     Args:
         edge_index: Edges, int64 `[2, E]`.
         edge_weight: Their weights as given, floats `[E]` or `[E, 1]`; None for 1.
-
-    Raises:
-        ArgumentError: there is another number of weights.
     """
     row = edge_index[0]
     size = int(edge_index.max()) + 1 if edge_index.numel() else 0
@@ -208,11 +205,7 @@ def walk_along(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, 
 
 
 def walk_against(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return edges and weights in a step against the edges.
-
-    Raises:
-        ArgumentError: there is another number of weights.
-    """
+    """Return edges and weights in a step against the edges."""
     against, shares, refusal = _turn(edge_index, _flatten(edge_weight, edge_index.shape[1]))
     if refusal is not None:
         raise RuntimeError(refusal)
@@ -282,7 +275,6 @@ class Parts(NamedTuple):
         x: Features `[N, ...]`, or None.
         edge_index: int64 `[2, E]`.
         edge_weight: One weight an edge, or None.
-        num_nodes: N.
         other_bytes: Bytes of the other attributes of a snapshot, mainly its targets.
     """
 
@@ -351,12 +343,7 @@ class SequenceEdges:
 
     Args:
         parts: The snapshots, in order. Tensors that are the same object are the same in several snapshots.
-        num_nodes: N of all of them.
         budget: Budget of the bytes kept there.
-        ahead: Owner of a thread that may ask too.
-
-    Attributes:
-        moved_bytes: Edges and weights copied to the device so far.
     """
 
     def __init__(self, parts: Sequence[Parts], num_nodes: int, device: torch.device, budget: Budget,

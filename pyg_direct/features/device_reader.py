@@ -41,9 +41,6 @@ def find_device_room(device: torch.device, share: str = _SHARE) -> int:
 
     Args:
         share: Share of the free memory that is not left to a model, if the variable is not set.
-
-    Raises:
-        ArgumentError: the variable is set to something else than bytes or a share.
     """
     if device.type != "cuda":
         return 0
@@ -107,7 +104,6 @@ class StagedReader(RangeReader):
 
     Args:
         file, keeps_all, is_shared: See `RangeReader`.
-        device: Device of the memory that rows are read to.
     """
 
     def __init__(self, file: RowFile, device: torch.device, *, keeps_all: bool = False, is_shared: bool = False
@@ -134,9 +130,6 @@ class StagedReader(RangeReader):
             rows: Positions in the file, int64 `[n]`, ascending and unique.
             slots: int64 `[n]`.
             out: Bytes, uint8 `[m, row_bytes]`, contiguous, on the device.
-
-        Raises:
-            FileError: the file changed, was cut short, or the disk fails or gives no bytes; the byte is named.
         """
         try:
             return super().read(rows, slots, out)
@@ -202,11 +195,6 @@ def wants_gpu_direct(device: torch.device) -> bool:
 class GpuDirectReader:
     """Reader of rows of a file by large requests of kvikio, as `RangeReader`, into memory of a GPU or of the host.
 
-    Raises:
-        ModuleNotFoundError: kvikio is not installed.
-        DeviceError: kvikio, or a library that it needs, cannot be loaded.
-        FileError: kvikio cannot open the file.
-
     Attributes:
         num_requests, num_pages, num_again, seconds, unit, is_broken: See `RangeReader`.
     """
@@ -247,9 +235,6 @@ class GpuDirectReader:
             rows: Positions in the file, int64 `[n]`, ascending and unique.
             slots: int64 `[n]`.
             out: Bytes, uint8 `[m, row_bytes]`, contiguous, on any device.
-
-        Raises:
-            FileError: the file changed, was cut short, or the disk fails or gives no bytes; the byte is named.
         """
         self.file.check()
         if len(rows) == 0:

@@ -47,7 +47,6 @@ class DiskRates(NamedTuple):
 
     Attributes:
         in_order: Bytes per second in order, by large requests.
-        at_random: Pages per second at random.
     """
 
     in_order: float
@@ -62,11 +61,7 @@ class DiskRates(NamedTuple):
 
 
 def read_timeout() -> float:
-    """Return the seconds after which a disk that gives no bytes is an error: `PYG_DIRECT_DISK_TIMEOUT`.
-
-    Raises:
-        ArgumentError: it is set to something else than a number above 0.
-    """
+    """Return the seconds after which a disk that gives no bytes is an error: `PYG_DIRECT_DISK_TIMEOUT`."""
     given = os.environ.get("PYG_DIRECT_DISK_TIMEOUT", "").strip()
     if not given:
         return _TIMEOUT
@@ -82,12 +77,6 @@ def read_timeout() -> float:
 def find_rates(file: RowFile, known_elsewhere: DiskRates | None = None) -> DiskRates | None:
     """Return the rates of the disk of a file, measured once for each file system; None for a file that is too short
     to measure them.
-
-    Args:
-        known_elsewhere: Rates that another process of this host has measured.
-
-    Raises:
-        FileError: see `measure_disk`.
     """
     if file.layout.offset + file.layout.num_bytes < _LEAST_BYTES:
         return None
@@ -150,9 +139,6 @@ def measure_disk(file: RowFile) -> DiskRates:
     read.
 
     It takes a fraction of a second. If the file system has no reads past the cache, cached pages are counted too.
-
-    Raises:
-        FileError: the disk gives no bytes; the byte is named.
     """
     size = file.layout.offset + file.layout.num_bytes
     pages, pieces = max(1, size // PAGE), max(1, min(size, _STREAM) // _PIECE)

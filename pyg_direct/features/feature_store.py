@@ -90,9 +90,6 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
 
         Args:
             key: (group, name, index); or a group, or (group, name), for a view.
-
-        Raises:
-            KeyError: the store has nothing of this group, or no such table in it.
         """
         attr = self._tensor_attr_cls.cast(key)
         self._check_known(attr)
@@ -118,9 +115,6 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
 
         Args:
             key: (group, name, None).
-
-        Raises:
-            ArgumentError, ArgumentTypeError, NotImplementedError: the key is incomplete, or as of a table that is put.
         """
         attr = self._tensor_attr_cls.cast(key)
         if not (attr.is_set("group_name") and attr.is_set("attr_name")):

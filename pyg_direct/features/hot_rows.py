@@ -133,11 +133,7 @@ def check_scores(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int)
 
 
 def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> Tensor | None:
-    """Return scores of all rows, `[num_rows]`; None if all rows are equal.
-
-    Raises:
-        ArgumentError: as of `check_scores`.
-    """
+    """Return scores of all rows, `[num_rows]`; None if all rows are equal."""
     check_scores(hotness, csr_topo, num_rows)
     if isinstance(hotness, Tensor):
         return hotness
@@ -283,7 +279,6 @@ def order_by_edge(picked: Tensor, indptr: Tensor, num_edges: int, eid: Tensor | 
     Args:
         picked: See `follow_chances`.
         indptr: Row offsets, int64 `[S + 1]`.
-        num_edges: E.
         eid: See `expected_edge_reads`.
     """
     # All edges of a target have one chance.
@@ -335,7 +330,6 @@ def chance_of_seeds(seeds: Tensor, num_nodes: int, batch_size: int) -> Tensor:
     Args:
         seeds: Nodes that batches begin with, int64 `[S]`; if a node is listed several times, each position may bring
             it.
-        num_nodes: N.
     """
     copies = torch.zeros(num_nodes, dtype=torch.float32, device=seeds.device)
     if seeds.numel() == 0:
@@ -350,7 +344,6 @@ def follow_chances(lists: Sequence[ListedRows], chance: Tensor, replace: bool = 
     Args:
         lists: Neighbor lists of the graph, one for each relation, on one device.
         chance: Chance of each node to be a seed, float32 `[N]`, on that device.
-        replace: Draw neighbors with replacement.
 
     Returns:
         The chances of nodes, float32 `[N]`, and for each of `lists` the chance of an edge of a row, float32 `[S]`.
@@ -464,13 +457,7 @@ def share_budget(demands: Mapping[Any, Demand], budget: int | str) -> dict[Any, 
 
 
 class ReadCounts:
-    """Counts of reads that decay.
-
-    Args:
-        num_rows: N.
-        period: Reads between two choices of hot rows.
-        fade: Share of a count that remains after a choice.
-    """
+    """Counts of reads that decay."""
 
     def __init__(self, num_rows: int, period: int, fade: float, device: torch.device) -> None:
         # One place more, for invalid ids.

@@ -61,7 +61,6 @@ class MemoryRows:
     number of bits before it is the position of the row among the hot rows; otherwise the row is read from the tier.
 
     Args:
-        dtype: Of the rows as they are read.
         hot: The hot rows, ascending by id; None if `tier` serves all.
         exponents: Exponents of float8 rows, uint8 `[N]`, in memory that kernels read.
         misses: Share of all reads that goes to other rows than hot ones.

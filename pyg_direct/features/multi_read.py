@@ -40,7 +40,6 @@ class ReadTyped:
     Args:
         features: By (type, key); of one dtype and row, for which `fits_typed` holds.
         types: The types in the order of the ids of a batch.
-        num_batches: How many batches stand one after the other.
     """
 
     def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str], num_batches: int) -> None:

@@ -44,10 +44,6 @@ def check_order(order: Tensor, num_rows: int) -> Tensor:
 
     Args:
         order: Id of each row, int32 or int64 `[N]`.
-        num_rows: N.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: it does not hold each of 0 to N - 1 once.
     """
     order = check_ids("order", order, num_rows).cpu().long()
     seen = torch.zeros(num_rows, dtype=torch.bool, device="cpu")
@@ -298,7 +294,6 @@ def _deal_rows(reader: RangeReader, numbers: np.ndarray, handle: int, offset: in
 
     Args:
         numbers: Row of the old file for each row of the new one, int64 `[N]`.
-        rows: Memory for the rows of a piece.
     """
     count, (step, row_bytes) = len(numbers), rows.shape
     piece_of_row = np.empty(count, np.int32)

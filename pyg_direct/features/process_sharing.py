@@ -44,7 +44,6 @@ class Room(NamedTuple):
     """Host memory that a process reports.
 
     Attributes:
-        host: A word that the processes of the host have in common.
         is_shared: True if its rows lie in memory that processes share already.
     """
 
@@ -217,8 +216,6 @@ class Handle:
 
     Attributes:
         shape: Of the table, `[N, ...]`.
-        stored: Dtype of the stored rows.
-        dtype: Dtype of the rows as they are read.
         cold: Memory in which GPUs read rows that are not hot: `unified` or `pinned`.
         exponents: Of float8 rows, uint8 `[N]`.
         misses: Share of all reads that miss the hot rows, by listings, for each entry of `hot`.
@@ -251,7 +248,6 @@ def share_rows(feature: Any, cpu_tensor: Tensor, rows: Tensor, exponents: Tensor
 
     Args:
         cpu_tensor: The user's tensor, which becomes a view of shared memory if possible.
-        rows, exponents: The same rows as they are stored.
     """
     is_plain = not (cpu_tensor.requires_grad or cpu_tensor.is_conj() or cpu_tensor.is_neg() or cpu_tensor.is_cuda)
     source = cpu_tensor if is_plain and cpu_tensor.is_contiguous() else rows.cpu().contiguous()
@@ -304,7 +300,6 @@ def make_handle(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat
 
     Args:
         rows: `[N, ...]` on the CPU, contiguous; becomes a view of shared memory.
-        dtype: Dtype they are read as.
         exponents: Of float8 rows.
         heat: How often each row is read, `[N]`; None takes the first rows for hot.
         budget: GPU memory in bytes for the hot rows of each GPU.

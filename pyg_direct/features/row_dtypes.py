@@ -37,9 +37,6 @@ def narrow_rows(rows: Tensor, store_dtype: torch.dtype) -> tuple[Tensor, Tensor 
 
     Args:
         rows: float32 `[N, ...]`.
-
-    Raises:
-        ArgumentError: `rows` have another dtype, or hold a number that `store_dtype` cannot.
     """
     _check_dtype(rows, store_dtype)
     stored = use_large_pages(torch.empty(rows.shape, dtype=store_dtype, device=rows.device))
@@ -62,9 +59,6 @@ def check_narrow(rows: Tensor, store_dtype: torch.dtype) -> None:
 
     Args:
         rows: float32 `[N, ...]`.
-
-    Raises:
-        ArgumentError: as raised by `narrow_rows`.
     """
     _check_dtype(rows, store_dtype)
     for _, piece in _list_pieces(rows):

@@ -232,9 +232,6 @@ class PlacedHetero:
 
         Args:
             ids: The edges that were picked, int64 `[n]`; not read on a GPU.
-
-        Raises:
-            IdError: one leads to no node.
         """
         if self.topo.bound is not None and not ids.is_cuda:
             check_below("neighbors of the graph", self.rows.indices.numpy()[ids.numpy()], self.topo.bound)
@@ -258,7 +255,6 @@ class NodeTypes:
         type_numbers: Number of each type in this order.
         type_sizes: Nodes of each type, uint64 `[T]`.
         type_starts: First id of each type in the id space, and the end of the last type, int64 `[T + 1]`.
-        id_bits: Bits of an id within any type.
     """
 
     def __init__(self, num_nodes: Mapping[str, int]) -> None:
@@ -432,9 +428,6 @@ class HeteroTopo(NodeTypes):
                 a quarter of the free memory, at least 8 GiB or half of it; otherwise `unified` or `pinned` host memory,
                 whichever is faster. If the neighbors are on the host, another array still goes to GPU memory if it
                 takes at most an eighth of the free memory. Lists in a file are sampled on the CPU: `auto` or `cpu`.
-
-        Raises:
-            ArgumentError: an unknown placement, or one that the device cannot read.
         """
         target = resolve_device(device)
         if self.lists is not None:

@@ -172,11 +172,7 @@ def _is_ours(model: Any, loader: Any, device: Any) -> bool:
 
 
 class Replacement(NamedTuple):
-    """A class of PyG and its replacement.
-
-    Attributes:
-        ours: The class of the objects made instead.
-    """
+    """A class of PyG and its replacement."""
 
     original: type
     ours: type

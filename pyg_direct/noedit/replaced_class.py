@@ -202,7 +202,6 @@ def replace_function(original: FunctionType, ours: Callable[..., Any], serves: C
     """Make a PyG function call ours from now on.
 
     Args:
-        ours: A function with the same arguments.
         serves: Tests if ours serves a call with these arguments; otherwise PyG's code does.
     """
     plain = FunctionType(original.__code__, original.__globals__, original.__name__, original.__defaults__,

@@ -242,7 +242,6 @@ def refuse_unknown(owner: type, given: Mapping[str, Any], known: Collection[str]
 
     Args:
         given: Options that its constructor does not name.
-        known: Options among them that another class takes.
     """
     for name in given:
         if name in known:

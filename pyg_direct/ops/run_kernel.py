@@ -227,7 +227,6 @@ def pull_by_torch(run: Callable[..., Sequence[Tensor]], given: Sequence[Tensor |
     if gradients are enabled.
 
     Args:
-        run: The step by functions that torch differentiates.
         given: Inputs; None for those that are missing, which need no gradient.
         grads: Gradient of each result, None if nothing depends on it.
     """

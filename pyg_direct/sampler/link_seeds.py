@@ -69,9 +69,6 @@ def find_ways(parts: Parts, edge_type: EdgeType | None, *, with_reverse: bool, i
         edge_type: The relation of the links; None without types.
         is_bidirectional: The batch has edges in both directions, so that either one leaks a link.
         rev_edge_type: The relation of the reverse edges; None to find it.
-
-    Raises:
-        ArgumentError: the reverse relation is not known, or does not lead back.
     """
     if not parts.is_hetero:
         return ((LINKS, False), (LINKS, True)) if with_reverse or is_bidirectional else ((LINKS, False),)

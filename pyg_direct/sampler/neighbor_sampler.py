@@ -66,9 +66,6 @@ class Fanouts(NumNeighbors):  # type: ignore[misc]
     Args:
         values: A list, or one for each relation.
         default: For relations that are not named.
-
-    Raises:
-        ValueError: PyG refuses them, for the reason given.
     """
 
     def __init__(self, values: Any, default: Any = None) -> None:

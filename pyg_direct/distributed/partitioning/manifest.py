@@ -36,7 +36,6 @@ class Book:
     """Owner of each node of a type: by a hash of its id, by ranges of ids, or by a table.
 
     Attributes:
-        num_nodes, num_parts: N and P.
         bounds: First node of each part and N, int64 `[P + 1]`, for ranges.
         table: Part of each node, uint8 or int16 `[N]`, for a table. Without both, a hash assigns nodes.
     """
@@ -179,12 +178,10 @@ class Manifest:
     """Description of a partition on disk.
 
     Attributes:
-        num_parts: Number of parts P.
         direction: `in`: a part holds the in-edges of its nodes; `out`: their out-edges.
         is_homogeneous: True if the graph has no types; node types and relations are then names only.
         part_nodes: Nodes of each part by type, `[P][T]`.
         part_edges: Edges of each part by relation, `[P][R]`.
-        num_cut: Edges whose ends belong to different parts.
     """
 
     num_parts: int

@@ -289,11 +289,7 @@ def group(buckets: np.ndarray, num_buckets: int) -> tuple[np.ndarray, np.ndarray
 
 
 class EdgeBuckets:
-    """Files of edges by part, and their conversion to rows.
-
-    Args:
-        num_parts: Number of parts P.
-    """
+    """Files of edges by part, and their conversion to rows."""
 
     def __init__(self, work: Path, number: int, num_parts: int, inputs: Inputs, edge_type: EdgeType,
                  reached: str) -> None:  # fmt: skip

@@ -121,7 +121,6 @@ class Frame(NamedTuple):
         aggregated: First aggregation of the features, `[W, N, F]`.
         x: The features, `[W, N, F]`.
         dropout: Rate, 0 outside of training.
-        eps: Number that is added to the variances of both layers.
         norms: Layers whose running statistics see the snapshot, in a frame of one; empty if they are updated later.
     """
 

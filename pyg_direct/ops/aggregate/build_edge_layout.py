@@ -42,7 +42,6 @@ def add_loops(indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
     Args:
         indptr: Offsets of the targets' edges, int32 or int64 `[T + 1]` or longer; those above E count as E.
         row, target: Source and target of each edge, `[E]`, of the dtype of `indptr`. Every target is below T.
-        num_targets: T.
         dtype: Also weigh the edges as GCN does, in float32 or float64: 1 / sqrt(d_source * d_target). The degree d
             counts the edges of a target that are no loops, and one loop. Existing loops stay, with weight 0.
 

@@ -44,11 +44,7 @@ class Transposed(NamedTuple):
 
     @classmethod
     def of(cls, row: Tensor, target: Tensor, num_rows: int) -> Transposed:
-        """Sort edges by source, keeping the order within each source; on a CPU by counting, in a third of the time.
-
-        Raises:
-            IdError: on a CPU, a source does not lie in [0, num_rows).
-        """
+        """Sort edges by source, keeping the order within each source; on a CPU by counting, in a third of the time."""
         if torch.compiler.is_compiling() or runs_on_gpu(row) or is_heard(row):
             ordered, edge = torch.sort(row, stable=True)
             return cls(compress_ids(ordered, num_rows), target.index_select(0, edge), edge)
@@ -338,7 +334,6 @@ def pull_fused(grad: Tensor, kept: Tensor, row: Tensor, target: Tensor, num_rows
         grad: Gradients of the sums, `[T, C]`, times the scale of means.
         kept: See `sum_fused`.
         row, target: Source and target of each edge, `[E]`.
-        num_rows: N.
     """
     grad, (num_edges, pieces) = grad.contiguous(), kept.shape
     if grad.data_ptr() % PIECE:

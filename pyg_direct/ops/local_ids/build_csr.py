@@ -49,8 +49,6 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
 
     Args:
         rows, columns: int32 or int64 `[E]` on one device, values in [0, num_nodes).
-        num_nodes: N.
-        name: The user's name for the list that both are from.
     """
     for part, ids in ((name or "rows", rows), (name or "columns", columns)):
         if ids.dtype not in INDEX_DTYPES:
@@ -94,7 +92,6 @@ def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
     Args:
         rows: int32 or int64 `[E]`, values in [0, num_rows).
-        num_rows: R.
     """
     indptr = torch.zeros(num_rows + 1, dtype=torch.int64, device="cpu")
     edge_dtype = torch.int32 if rows.numel() < _MOST else torch.int64

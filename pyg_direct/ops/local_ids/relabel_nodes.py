@@ -111,7 +111,6 @@ def unite(lists: Sequence[Tensor], num_nodes: int, *, method: str = "auto") -> U
 
     Args:
         lists: int64 `[n]` each, contiguous, on one device; values in [0, num_nodes), which is not checked.
-        num_nodes: N.
         method: `bitmap` (scratch of 3 N / 8 bytes), `sort` (scratch by the lists), or `auto`. `auto` takes the bitmap
             unless its scan would cost more than sorting the lists. Both give the same result.
     """

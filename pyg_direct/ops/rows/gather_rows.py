@@ -515,9 +515,6 @@ class TypedReader:
         Args:
             ids: int64, contiguous; ids of all types.
             layout: The result of `list_layout`, int64 on the device.
-
-        Raises:
-            IdError: an id on the CPU is out of range.
         """
         rows = torch.empty((num_rows, *self._shape), dtype=self._dtype, device=self._device)
         if not ids.is_cuda:

@@ -134,7 +134,6 @@ def aggregate_by_edge(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: Factors
         pieces: Structures whose sum is W, edges by target.
         factors: a, b and d of these snapshots, `[N, S']`.
         low: The group's first snapshot that `x` holds.
-        transposed: Follow edges from target to source.
 
     Returns:
         `[N, S', F]`.

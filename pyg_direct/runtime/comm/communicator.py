@@ -58,7 +58,6 @@ class Communicator:
     Args:
         group: Ranks of this group take part, and each of them makes its communicator; None for all. With NCCL all other
             processes must make one at the same time.
-        device: Device of the tensors that are exchanged.
         backend: `nccl` or `gloo`, for the bytes. The default is NCCL for tensors on GPUs, otherwise Gloo, which moves
             them over the host. If all processes are on one host, Gloo listens on the loopback, unless
             `GLOO_SOCKET_IFNAME` is set.
@@ -66,14 +65,10 @@ class Communicator:
         silence: Seconds that it waits for a process without a heartbeat, over Gloo.
         captured: Whether `open_segments` offers exchanges that CUDA graphs capture, equal on all ranks.
 
-    Raises:
-        RankError: another process failed before the group was formed, is gone, or does not come.
-
     Partners are the other ranks, ascending, then this one, so that data for others is contiguous.
 
     Attributes:
         rank, size: This process in the group, and their number.
-        captured: Whether batches are sampled by exchanges inside captured graphs.
         width: Words of the rows that processes begin an exchange with, equal on all ranks.
         sent: Bytes sent to other processes so far, by kind of data.
     """
@@ -192,10 +187,6 @@ class Communicator:
         """Return the exchange of segments inside captured graphs; None unless `captured`, or without other ranks.
 
         The first call is collective.
-
-        Raises:
-            DeviceError: NCCL cannot start on this rank.
-            RankError: it cannot start on another one, or that rank is gone.
         """
         if self._segments is None and self._store is not None:
             self._segments = self._connect()
@@ -269,9 +260,6 @@ class Communicator:
         Args:
             parts: uint8 `[n]`, one for each rank.
             what: Kind of the bytes, for `sent`.
-
-        Raises:
-            RankError: another process failed or is gone.
         """
         others = [part for rank, part in enumerate(parts) if rank != self.rank]
         rows = self.make_rows(torch.device("cpu"))
@@ -294,9 +282,6 @@ class Communicator:
 
         Returns:
             (these rows, the rows that the partners have for this process), on the host; one wait for the GPU.
-
-        Raises:
-            IdError: this process cannot go on.
         """
         if self._broken is not None:
             raise RankError(self._broken)

@@ -197,7 +197,6 @@ class NcclSegments(_Lane):
 
         Args:
             store: Store by which the ranks find each other.
-            device, timeout: See the constructor.
         """
         segments = cls(_open_group(store, rank, size, timeout), size, device, timeout=timeout, **calls)
         segments.connect()

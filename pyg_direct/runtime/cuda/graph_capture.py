@@ -218,11 +218,7 @@ class Recorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None]) -> Any:
-        """Record `work` as a graph to be replayed with `replay()`; its results are not computed before.
-
-        Raises:
-            RuntimeError: the work waits for the GPU, see `find_wait`.
-        """
+        """Record `work` as a graph to be replayed with `replay()`; its results are not computed before."""
         graph = torch.cuda.CUDAGraph()
         if self._empties:
             # Operations of earlier passes that still live in a reference cycle order gradients after streams that are

@@ -102,11 +102,7 @@ class Block:
 
     @property
     def address(self) -> int:
-        """Address of the first byte.
-
-        Raises:
-            ForkedProcessError: this process was forked from the one that allocated GPU-visible memory.
-        """
+        """Address of the first byte."""
         self.check_process()
         return self._address
 
@@ -139,9 +135,6 @@ class Block:
             dtype, shape: Dtype and shape of the tensor, which takes the first bytes.
             device: The GPU that reads them; by default the one that the block was made for. If the block lies in the
                 memory of another GPU, kernels read it over NVLink or PCIe.
-
-        Raises:
-            DeviceError: this GPU cannot read the memory of that one.
         """
         if self.placement == "cpu":
             raise ArgumentError(f"placement must be one a GPU can read, got {self.placement!r}")
@@ -219,9 +212,6 @@ def allocate(num_bytes: int, placement: str, device: Device = None) -> Block:
         num_bytes: Size, at least 0.
         placement: `cuda`, `unified`, `pinned` or `cpu`.
         device: The GPU that will use it; ignored for `cpu`.
-
-    Raises:
-        ArgumentError, DeviceError, MemoryLimitError, CudaError: see the message; no memory stays allocated.
     """
     if placement not in PLACEMENTS:
         raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
@@ -431,11 +421,7 @@ class UnifiedPool:
         self.num_allocated = self.num_recycled = 0
 
     def take(self, num_bytes: int, device: torch.device | None) -> Block:
-        """Return a block of at least so many bytes: unified, or its fallback.
-
-        Raises:
-            MemoryLimitError: host memory does not hold it.
-        """
+        """Return a block of at least so many bytes: unified, or its fallback."""
         if device is None or num_bytes == 0 or num_bytes > _MOST_BYTES:
             return allocate_or_fall_back(num_bytes, "cpu" if device is None else "unified", device)
         size = round_size(num_bytes)

@@ -223,7 +223,6 @@ def check_size(size: int | float | str, name: str = "device_cache_size", *, most
 
     Args:
         size: A size for `parse_size`, including a share.
-        most: Percent that a share may be.
     """
     # A fraction is refused, with the share that it means.
     num_bytes = parse_size(size, 0, name, most=most)  # type: ignore[arg-type]
@@ -240,7 +239,6 @@ def parse_size(size: int | str, whole: int | None = None, name: str = "device_ca
     Args:
         size: Bytes, or words for them.
         whole: Bytes that a share refers to; None if no share may be given.
-        most: Percent that a share may be.
     """
     if isinstance(size, bool) or not isinstance(size, (int, np.integer, str)):
         raise ArgumentTypeError(f"{name} must be a number of bytes or a string such as '200M', got {size!r}"

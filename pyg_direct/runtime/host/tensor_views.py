@@ -39,7 +39,6 @@ def view_address(address: int, num_bytes: int, device: torch.device, owner: Any)
     Args:
         num_bytes: At least 1.
         device: The CPU, or a GPU with its index.
-        owner: Kept as long as the tensor or a view of it.
     """
     buffer = (ctypes.c_uint8 * num_bytes).from_address(address)
     buffer._owner = owner  # type: ignore[attr-defined]

@@ -47,11 +47,7 @@ class Pool:
         self._end.atexit = False
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Submit a function call to a thread.
-
-        Raises:
-            RuntimeError: the system starts no more threads.
-        """
+        """Submit a function call to a thread."""
         done: Future[Any] = Future()
         # Threads of another process do not live in its fork.
         if _ENDED.is_set() or not self._end.alive or self._process != os.getpid():
