@@ -79,9 +79,7 @@ class Origin(NamedTuple):
         return cls(event, perf_counter_ns())
 
     def locate(self, moment: Any) -> int:
-        """Return nanoseconds on the host's clock of an event that has passed; a moment on this clock is returned
-        unchanged.
-        """
+        """Return nanoseconds on the host's clock of an event that has passed; a moment on this clock stays as it is."""
         if isinstance(moment, int):
             return moment
         return self.at + round(1e6 * self.event.elapsed_time(moment))

@@ -86,9 +86,7 @@ class Room(NamedTuple):
     negatives: tuple[int, ...] = ()
 
     def grow(self, needs: list[int]) -> Room:
-        """Return room for the needs of a batch, with head-room: by request nodes and edges, then of rows, pairs and
-        negatives; a need of 0 is met.
-        """
+        """Return room for needs, with head-room: by request nodes and edges, then of rows, pairs and negatives."""
 
         def widen(room: Sequence[int], own: list[int]) -> tuple[int, ...]:
             return tuple(max(size, need + need // 4) for size, need in zip(room, own, strict=True))
@@ -638,9 +636,7 @@ class ExchangePlan(HeteroGpuPlan):
 
 
 def _join_books(part: GraphPart, topo: PartTopo, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (first nodes of all parts but the first, part of each node), by which owners of ids of the id space are
-    found; both are empty for a hash.
-    """
+    """Return (first nodes of all parts but the first, part of each node) over all types; both are empty for a hash."""
     books = [part.books[kind] for kind in topo.node_types]
     table = torch.zeros(int(topo.type_starts[-1]) if len(books) > 1 else 0, dtype=table_dtype(part.num_parts),
                         device=device)  # fmt: skip

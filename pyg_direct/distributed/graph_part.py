@@ -39,9 +39,7 @@ class Table:
     rows: dict[str, Tensor]
 
     def find(self, ids: Tensor) -> Tensor:
-        """Find the positions of the rows of these ids, int64; -1 for an id that is not held here. Does not wait for a
-        GPU.
-        """
+        """Find the positions of the rows of ids, int64, without a wait for a GPU; -1 for an id that is not here."""
         if not self.ids.numel() or not ids.numel():
             return torch.full_like(ids, -1)
         return locate_ids(ids, self._directory, self._num_ids)

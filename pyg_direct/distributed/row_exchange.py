@@ -390,9 +390,7 @@ class RowExchange:
         return self.names(one.kind) if one.names is None else list(one.names)
 
     def _group(self, wanted: Sequence[Wanted]) -> tuple[Tensor, Tensor, Tensor]:
-        """Group (ids of all kinds, their positions by owner and kind, first position of each group and the end), as in
-        `Asked`.
-        """
+        """Group (ids of all kinds, their positions by owner and kind, bounds of each group), as in `Asked`."""
         num_parts, ids = self._part.num_parts, [one.ids for one in wanted]
         joined = ids[0] if len(ids) == 1 else torch.cat(ids)
         num_buckets = (num_parts + 1) * len(wanted)

@@ -403,9 +403,7 @@ class FrameTrainer:
         return steps_on_gpu(self.optimizer) and all(p in self.optimizer.state for p in stepped)
 
     def _describe_step(self) -> list[Any]:
-        """Describe the state of a captured step: options, and addresses of learning rates and of the optimizer's
-        state.
-        """
+        """Describe the state of a captured step: options, addresses of learning rates and of the optimizer's state."""
         groups, known = self.optimizer.param_groups, self.optimizer.state.values()
         options = [value for group in groups for name, value in group.items() if name != "params"]
         values = [*options, *(value for state in known for value in state.values())]

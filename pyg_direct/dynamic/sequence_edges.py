@@ -57,9 +57,7 @@ class Operator(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Report whether factors of nodes and edges stay equal in a graph that has further parts without edges to
-        them.
-        """
+        """Report whether factors stay equal in a graph that has further parts without edges to them."""
 
     def factorise(self, snapshot: Snapshot) -> Factors:
         """Return the factors of one snapshot."""
@@ -213,9 +211,7 @@ def walk_against(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor
 
 
 def _turn(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor, str | None]:
-    """Return the result of `walk_against`, and the error of the edges, if any: then there are different numbers of
-    edges and of weights.
-    """
+    """Return the result of `walk_against`, and an error if the numbers of edges and of weights differ."""
     row, col = edge_index
     size = int(edge_index.max()) + 1 if edge_index.numel() else 0
     weight = torch.ones(row.numel(), device=row.device) if edge_weight is None else edge_weight
@@ -361,9 +357,7 @@ class SequenceEdges:
 
     @cached_property
     def device(self) -> torch.device:
-        """Device that sorts the edges. It is a GPU that has room for all of them, if they are many or there already,
-        and no limit is set; otherwise the host.
-        """
+        """Device that sorts edges: a GPU with room for all, if they are many or there already, without a limit."""
         given = {id(part.edge_index): part.edge_index for part in self._parts}.values()
         num_edges = sum(edges.shape[1] for edges in given)
         is_there = any(edges.is_cuda for edges in given)
@@ -374,17 +368,13 @@ class SequenceEdges:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Dtype of weights and factors: float64 if features are float64, as PyG normalizes edges for them, otherwise
-        fp32.
-        """
+        """Dtype of weights and factors: float64 if features are, as PyG normalizes edges for them, otherwise fp32."""
         is_double = any(part.x is not None and part.x.dtype == torch.float64 for part in self._parts)
         return torch.float64 if is_double else torch.float32
 
     @cached_property
     def _given_dtype(self) -> torch.dtype:
-        """Dtype of weights for operators that normalize in the given dtype: the weights' own, if features have as many
-        bits.
-        """
+        """Dtype of weights for operators that normalize in a dtype: their own, if features have as many bits."""
         given = (part.edge_weight for part in self._parts)
         is_double = any(weight is not None and weight.dtype == torch.float64 for weight in given)
         return self.dtype if is_double else torch.float32

@@ -75,9 +75,7 @@ def read_timeout() -> float:
 
 
 def find_rates(file: RowFile, known_elsewhere: DiskRates | None = None) -> DiskRates | None:
-    """Return the rates of the disk of a file, measured once for each file system; None for a file that is too short
-    to measure them.
-    """
+    """Return the rates of the disk of a file, measured once a file system; None for a file too short for it."""
     if file.layout.offset + file.layout.num_bytes < _LEAST_BYTES:
         return None
     device = os.fstat(file.handle).st_dev

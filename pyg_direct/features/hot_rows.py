@@ -154,9 +154,7 @@ def choose_hottest(scores: Tensor | None, num_rows: int, count: int) -> Hottest:
 
 
 def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
-    """Count the rows of the topology that list each node, int64 `[num_rows]`, which is how often sampling may meet
-    it.
-    """
+    """Count the rows of the topology that list each node, int64 `[num_rows]`: how often sampling may meet it."""
     counts = torch.zeros(num_rows, dtype=torch.int64, device=csr_topo.indices.device)
     # A piece takes as much memory as its counts do, and a GPU may have little.
     step = max(1 << 22, num_rows)
@@ -381,9 +379,7 @@ _ROWS_AT_ONCE = 1 << 18
 
 
 def fit_budget(budget: int, asked: int | str, device: torch.device) -> int:
-    """Return as many of `budget` bytes as are free on the GPU; if fewer, a warning names `asked`, the
-    `device_cache_size`.
-    """
+    """Return as many of `budget` bytes as are free on the GPU; a warning names `asked` if they are fewer."""
     most = int(_HOT_SHARE * free_bytes(device.index or 0))
     if budget > most:
         warn(f"device_cache_size={asked!r} is more than the free memory of {device}; "
@@ -412,9 +408,7 @@ def copy_rows(rows: Tensor, ids: Tensor | None, target: Tensor) -> None:
 
 
 def shrink_budget(budget: int, asked: int | str) -> int:
-    """Return half of `budget` bytes, which the GPU had no memory for; a warning names `asked`, the
-    `device_cache_size`.
-    """
+    """Return half of `budget` bytes, which the GPU had no memory for; a warning names `asked`."""
     torch.cuda.empty_cache()
     warn(
         f"device_cache_size={asked!r}: GPU memory ran out for {budget} bytes of "
@@ -425,9 +419,7 @@ def shrink_budget(budget: int, asked: int | str) -> int:
 
 
 class Demand(NamedTuple):
-    """A table whose hot rows want GPU memory: expected reads of each row in a batch, `[N]`, and the bytes of one
-    row.
-    """
+    """A table whose hot rows want GPU memory: expected reads of each row in a batch, `[N]`, and bytes of a row."""
 
     reads: Tensor
     row_bytes: int
@@ -491,9 +483,7 @@ class ReadCounts:
                 stream.wait_event(self._renewed)
 
     def hand_over(self, old: Sequence[Tensor], device: torch.device) -> None:
-        """Keep the old hot rows until all streams have read them; other streams wait for the writes of the current
-        stream.
-        """
+        """Keep old hot rows until all streams have read them; other streams wait for writes of the current one."""
         for stream in self._streams.values():
             for tensor in old:
                 tensor.record_stream(stream)

@@ -128,9 +128,7 @@ class MemoryRows:
 
     @property
     def whole(self) -> Tensor | None:
-        """Return the table, `[N, ...]` of `dtype`, if the memory of the device holds it whole in that dtype; otherwise
-        None.
-        """
+        """Return the table, `[N, ...]` of `dtype`, if memory of the device holds it whole; otherwise None."""
         is_here = self.tier.is_gpu_memory or self.device.type == "cpu"
         return self.tier.table if is_here and self.tier.dtype == self.dtype else None
 
@@ -239,9 +237,7 @@ class MemoryRows:
         return self._nearest.table.data_ptr(), self.tier.table.data_ptr(), self.max_blocks or 0
 
     def open_gather(self, address: int) -> Gather:
-        """Return the read of rows into memory at an address, by kernels on torch's current stream: (ids, out) -> None;
-        ids are not checked.
-        """
+        """Return the read of rows on torch's current stream: (unchecked ids, address of the rows) -> None."""
         cold = None if self.hot is None else self.tier.table
         errors = unread_errors(self.device) if self.errors is None else self.errors.word
         exponents = check_widening(self.tier.dtype, self.dtype, self.exponents, self.shape[0], self.device)
@@ -315,9 +311,7 @@ class MemoryRows:
         return num_read if self.tier.is_gpu_memory else 0
 
     def describe(self, num_read: int, is_counted: bool, link: str | None) -> list[TierReport]:
-        """Return lines of a report, nearest tier first, of `num_read` reads, if they are counted; `link` connects the
-        GPU to rows of the host.
-        """
+        """Return lines of a report, nearest tier first; `link` connects the GPU to rows of the host."""
         num_hot, hot_read, lines = self.num_hot_rows, self.count_hot(num_read), []
         for tier, num_rows, tier_read in ((self._nearest, num_hot, hot_read),
                                           (self.tier, self.shape[0] - num_hot, num_read - hot_read)):  # fmt: skip

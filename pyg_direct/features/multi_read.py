@@ -27,9 +27,7 @@ _READ_SERVED, _READ_TIER, _READS_ALL = attrgetter("served"), attrgetter("tier"),
 
 
 def _list_rows(features: Mapping[Any, Feature]) -> tuple[list[MemoryRows], list[Tensor], Tensor | None]:
-    """Return (rows of features that lie whole in memory of the device, their tables, the word for bad ids on a GPU).
-    The first feature reports bad ids.
-    """
+    """Return (rows of features that lie whole in memory of the device, tables, word for bad ids on a GPU)."""
     rows = [feature.stored for feature in features.values() if isinstance(feature.stored, MemoryRows)]
     return rows, [own.tier.table for own in rows], None if rows[0].errors is None else rows[0].errors.word
 

@@ -437,9 +437,7 @@ def deepcopy_feature(feature: Any) -> Any:
 
 
 def find_stored(feature: Any) -> Tensor:
-    """Return all rows as they are stored, `[N, ...]`, on the host unless all are in GPU memory; refused if they cannot
-    be sent.
-    """
+    """Return all stored rows, `[N, ...]`, on the host unless all are in GPU memory; refuse what cannot be sent."""
     feature._filled()
     if isinstance(feature.stored, SpilledRows):
         feature.stored.tier.check_sending()
@@ -465,9 +463,7 @@ def share_feature(feature: Any) -> Handle:
 
 
 def send_feature(feature: Any) -> Any:
-    """Let `multiprocessing` send a feature by a handle. A receiver that is no process, such as a file, gets the
-    rows.
-    """
+    """Let `multiprocessing` send a feature by a handle; a receiver that is no process gets the rows."""
     return type(feature).lazy_from_ipc_handle, (feature.share_ipc(),)
 
 

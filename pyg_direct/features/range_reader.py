@@ -139,9 +139,7 @@ class DiskReads(NamedTuple):
 
     @property
     def num_saved(self) -> int:
-        """Reads of rows that foresight saved: several batches shared them, they were still in memory, or another
-        process of this host had read them.
-        """
+        """Reads of rows that were shared, still in memory, or done by another process of this host."""
         return self.num_asked - self.num_rows
 
     @property

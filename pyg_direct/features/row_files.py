@@ -230,9 +230,7 @@ class RowFile:
         return handle
 
     def is_cached(self, rows: Sequence[int]) -> bool:
-        """Report whether the system's page cache holds the first bytes of these rows; False if the system does not
-        report it.
-        """
+        """Report whether the system says that its page cache holds the first bytes of these rows."""
         if not hasattr(self, "_mapped") or sys.platform != "linux":
             return False
         row_bytes = self.layout.num_bytes // len(self.rows)

@@ -145,9 +145,7 @@ class TrainedRows:
         self.refresh()
 
     def list_rows(self) -> Tensor:
-        """Return all rows over the same memory, `[N, D]`; a table on the host as a tensor of the CPU, after the GPU has
-        finished.
-        """
+        """Return all rows over the same memory, `[N, D]`; of the host after the GPU has finished."""
         if self.hot is not None and self.hot_rows is not None and not self._writes_through:
             _scatter(self.table, self.hot_rows.ids, self.hot)
         if self.block is None:
@@ -175,7 +173,7 @@ def _scatter(table: Tensor, ids: Tensor, rows: Tensor) -> None:
 
 def allocate_rows(shape: torch.Size, dtype: torch.dtype, placement: str, device: torch.device
                   ) -> tuple[Tensor, Block | None]:  # fmt: skip
-    """Allocate a table as `device` sees it, `[N, D]`, and the block of memory of the host; only in a block it is zero."""
+    """Allocate a table as `device` sees it, `[N, D]`, and the host memory behind it; zero only if there is some."""
     if placement in ("cpu", "cuda"):
         return torch.empty(shape, dtype=dtype, device=device), None
     block = allocate_or_fall_back(shape.numel() * dtype.itemsize, placement, device)

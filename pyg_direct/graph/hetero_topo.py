@@ -237,9 +237,7 @@ class PlacedHetero:
             check_below("neighbors of the graph", self.rows.indices.numpy()[ids.numpy()], self.topo.bound)
 
     def with_running_weights(self) -> Rows:
-        """Return the rows with `weight_before`, which sampling with replacement by weight needs; made at the first
-        request.
-        """
+        """Return the rows with `weight_before`, for sampling with replacement by weight; made at the first request."""
         if self.rows.edge_weight.numel() and not self.rows.weight_before.numel():
             before = sum_weights(self.topo.indptr, self.topo.edge_weight)
             self.rows = self.rows._replace(weight_before=before.to(self.device))

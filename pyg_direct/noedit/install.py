@@ -75,9 +75,7 @@ def accelerate_what_is_made(*, replay: bool = False) -> None:
 
 
 def _accelerate_other(paths: type[Paths], module: Any) -> None:
-    """Accelerate a layer without `ConvSpec`: in layers with one, attributes are not set yet after
-    `MessagePassing.__init__`.
-    """
+    """Accelerate a layer without `ConvSpec`; others have no attributes yet after `MessagePassing.__init__`."""
     if find_spec(type(module)) is None:
         accelerate_one(module, paths)
 

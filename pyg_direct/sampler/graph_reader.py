@@ -136,9 +136,7 @@ def count_edges(edges: Any) -> int:
 
 
 def _check_tables(features: FeatureStore, num_nodes: dict[Any, int], edges: dict[Any, Any]) -> None:
-    """Refuse tables with fewer rows than nodes or edges; only our `FeatureStore` is checked, as others may store rows
-    differently.
-    """
+    """Refuse tables of our `FeatureStore` with fewer rows than nodes or edges; others may store rows differently."""
     if not isinstance(features, OwnStore):
         return
     for attr in features.get_all_tensor_attrs():
@@ -542,9 +540,7 @@ def _count_met(kind: str, edges: Mapping[EdgeType, Any]) -> int:
 
 
 def _read_edges(edges: Any, form: str) -> Any:
-    """Read an edge list `[2, E]`, sources first; for `in` and `out`, rows of a store in this direction are not
-    expanded.
-    """
+    """Read an edge list `[2, E]`, sources first; for `in` and `out`, rows of a store as such are not expanded."""
     if isinstance(edges, CSRTopo):
         if form == (edges.listed or "in"):
             return edges
@@ -585,9 +581,7 @@ def _read_edges(edges: Any, form: str) -> Any:
 
 
 def settle_filter(filter_per_worker: bool | None, data: Any) -> bool:
-    """Replace None by PyG's default: True unless the graph lies on a GPU. PyG's own warning would configure logging
-    globally.
-    """
+    """Replace None by PyG's default: True unless the graph lies on a GPU, without PyG's warning."""
     if filter_per_worker is None:
         return not (isinstance(data, Data | HeteroData) and data.is_cuda)
     return filter_per_worker

@@ -137,9 +137,7 @@ def _list(edge_types: Sequence[EdgeType]) -> str:
 
 @dataclass
 class Opened:
-    """State shared by copies of a sampler: the parts of its graph, placed topologies, plans, and sources of
-    negatives.
-    """
+    """State shared by copies of a sampler: parts of its graph, placed topologies, plans, sources of negatives."""
 
     parts: Parts
     plans: dict[Any, Any] = field(default_factory=dict)

@@ -101,9 +101,7 @@ class Book:
         find_buckets(ids, self.num_parts, *self.find_arrays(ids.device), own, scale, add, keys)
 
     def find_arrays(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return (first nodes of all parts but the first, part of each node) on a device, as kernels find owners; an
-        unused one is empty.
-        """
+        """Return (first nodes of all parts but the first, part of each node) on a device; an unused one is empty."""
         bounds = torch.empty(0, dtype=torch.int64, device=device) if self.bounds is None else self._on(
             device, "bounds")[1:-1]  # fmt: skip
         table = torch.empty(0, dtype=torch.uint8, device=device) if self.table is None else self._on(device, "table")
@@ -148,9 +146,7 @@ FILE = "manifest.json"
 
 @dataclass
 class NodeEntry:
-    """A node type: its number of nodes, its book, and files of rows by attribute (`{part}` is replaced by the
-    folder).
-    """
+    """A node type: its number of nodes, its book, and files of rows by attribute; `{part}` stands for the folder."""
 
     name: str
     num_nodes: int

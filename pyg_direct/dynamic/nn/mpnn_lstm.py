@@ -204,9 +204,7 @@ def _drop(rows: Tensor, frame: Frame) -> tuple[Tensor, Tensor | None]:
 
 def _convolve_backward(layer: Normalised, grad: Tensor, more: Tensor | None, seen: slice, scale: Tensor, eps: float,
                        dropout: float) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """Return gradients of the input of the layer's weight, and of its parameters, from `grad` `[N, S, H]` and `more`,
-    which is added to it.
-    """
+    """Return gradients of the input of the layer's weight and of its parameters; `more` is added to `grad`."""
     count, size = grad.shape[1:]
     given = layer.given[:, seen].reshape(-1, layer.given.shape[2])
     if layer.kept is not None:
@@ -323,9 +321,7 @@ def _recur_backward(ctx: Any, grad: Tensor, seen: slice) -> tuple[Tensor, Tensor
 
 
 def _recur(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tensor], out: Tensor) -> None:
-    """Run both recurrent layers over rows `[N, W, H]` of both convolutions, and the features `[W, N, F]`, into
-    `out`.
-    """
+    """Run both recurrent layers over rows `[N, W, H]` of both convolutions and features `[W, N, F]`, into `out`."""
     num_nodes, window, size = first.shape
     if suits_two(first, first.shape):
         open_two(first, second, x, parameters, out)
@@ -474,9 +470,7 @@ class MPNNLSTM(nn.Module):
         return self._batch_norm_1, self._batch_norm_2
 
     def _goes_together(self, x: Tensor) -> bool:
-        """Report whether snapshots depend on each other only through running statistics, and no parameter was replaced:
-        torch must take or refuse replaced ones.
-        """
+        """Report whether only running statistics join snapshots, and no parameter was replaced."""
         return (
             self.window == 1
             and x.numel() // self.in_channels == self.num_nodes > 1

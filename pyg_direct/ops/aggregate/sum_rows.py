@@ -229,9 +229,7 @@ def _weigh(rows: Tensor, share: Tensor | None) -> Tensor:
 
 def _differentiate(grad: Tensor, x: Tensor | None, weight: Tensor | None, indptr: Tensor, row: Tensor | None,
                    target: Tensor, ctx: Any) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Return the gradients of a sum by functions that torch can differentiate again, for callers that ask for their
-    graph.
-    """
+    """Return gradients of a sum by functions that torch can differentiate again."""
     num_edges, (num_rows, width) = target.numel(), ctx.shape
     lifted, grad_x, grad_weight = grad.index_select(0, target), None, None
     if ctx.needs_input_grad[0]:

@@ -76,9 +76,7 @@ def num_words(num_nodes: int) -> int:
 
 
 def cpu_bitmaps(num_nodes: int) -> np.ndarray:
-    """Return empty bitmaps for the threads that mark ids on a CPU in parallel, uint32 `[G, W]`: memory is taken at the
-    first mark.
-    """
+    """Return empty bitmaps, uint32 `[G, W]`, for threads that mark ids; memory is taken at the first mark."""
     return np.zeros((min(cpu_chunks(), _BITMAPS), num_words(num_nodes)), np.uint32)
 
 

@@ -161,9 +161,7 @@ class CSR(NamedTuple):
 
 
 def scales_here(channels: int) -> bool:
-    """Report whether `column` may be given, and is faster than multiplying it into rows of `channels` numbers
-    before.
-    """
+    """Report whether `column` is faster than multiplying it into rows of `channels` numbers before."""
     return channels >= _SCALED_HERE and channels % _NUMBERS_AT_ONCE == 0
 
 
@@ -296,9 +294,7 @@ class SlicedCSR(Arrays):
 
     @cached_property
     def csr(self) -> CSR:
-        """Return `to_csr` on a GPU, cached; if snapshots lack edges, the uppermost bits of sources mark the snapshots
-        that have them.
-        """
+        """Return `to_csr` on a GPU, cached; uppermost bits of sources mark snapshots, if some lack edges."""
         indptr, cols = self.to_csr()
         if self.presence is None:
             return CSR.of(indptr, cols, self.long_rows)

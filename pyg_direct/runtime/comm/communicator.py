@@ -360,9 +360,7 @@ class Communicator:
 
     def _all_to_all(self, sent: Tensor, sizes: Sequence[int], sizes_back: Sequence[int], out: Tensor | None = None, *,
                     in_words: bool = False) -> Tensor:  # fmt: skip
-        """Exchange rows with each of the others, on the host if `in_words`; if `out` is on the receiving device, it
-        receives them.
-        """
+        """Exchange rows with all others, on the host if `in_words`, into `out` if it is on the receiving device."""
         wire, group = (_HOST, self._word_group) if in_words else (self._wire, self._own_group)
         sent = sent.to(wire).contiguous()
         if out is None or out.device != wire:
@@ -408,9 +406,7 @@ class Communicator:
         return self._accuse(missing, str(error)) if missing else f"an exchange with other ranks failed: {error}"
 
     def _accuse(self, missing: list[int], reason: str) -> str:
-        """Send the others the missing ranks, and return them in words; otherwise the others might find this process
-        gone first.
-        """
+        """Send the others the missing ranks, lest they find this process gone first; return them in words."""
         assert self._pulse is not None
         gone = self._pulse.tell_gone(missing)
         if self.rank in gone:

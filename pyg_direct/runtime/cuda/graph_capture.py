@@ -39,9 +39,7 @@ _READERS: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDicti
 
 
 def note_reader(reader: Any, index: int, multiprocessors: int) -> None:
-    """Record that `reader` occupies `multiprocessors` of GPU `index` while it reads over the link, as long as it
-    lives.
-    """
+    """Record that `reader` occupies `multiprocessors` of GPU `index` while it lives and reads over the link."""
     _READERS[reader] = index, multiprocessors
 
 
@@ -51,9 +49,7 @@ def forget_reader(reader: Any) -> None:
 
 
 def count_spared(index: int | None) -> int:
-    """Return the multiprocessors of GPU `index` that products should leave to reads over the link, which follow each
-    other.
-    """
+    """Return the multiprocessors of GPU `index` that products should leave to reads over the link."""
     taken = max((count for place, count in list(_READERS.values()) if place == index), default=0)
     wanted = max(_LEFT_FOR_EACH * taken, _LEAST_LEFT)
     return min(wanted, int(_MOST_LEFT * abilities(index).multiprocessors)) if taken else 0
@@ -79,9 +75,7 @@ def products_leave(count: int, device: torch.device) -> Iterator[None]:
 
 
 def _set_target(multiprocessors: int) -> int:
-    """Set the multiprocessors that products of the calling thread are planned for, 0 for all; returns the old
-    number.
-    """
+    """Set the multiprocessors of products of the calling thread, 0 for all; returns the old number."""
     cublas, handle, before = _find_cublas(), torch.cuda.current_blas_handle(), ctypes.c_int()
     assert cublas is not None, "asked before"
     for status in (cublas.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(before)),

@@ -276,9 +276,7 @@ def _empty_bytes(num_bytes: int) -> Tensor:
 
 
 def allocate_or_fall_back(num_bytes: int, placement: str, device: Device = None) -> Block:
-    """Allocate as `allocate` does, but unified falls back to pinned and pinned to cpu, with one warning that says
-    why.
-    """
+    """Allocate as `allocate`, but unified falls back to pinned and pinned to cpu, with a warning that says why."""
     reasons = []
     for attempt in (placement, *FALLBACK.get(placement, ())):
         try:
@@ -339,9 +337,7 @@ def fill(target: Tensor, source: Tensor, *, what: str = "rows", release: bool = 
 
 
 def _owns_storage(tensor: Tensor) -> bool:
-    """Report whether only this tensor views its memory, and torch allocated it (NumPy or a file may view it
-    otherwise).
-    """
+    """Report whether only this tensor views its memory, which torch, not NumPy or a file, allocated."""
     storage = tensor.untyped_storage()
     count = getattr(torch._C, "_storage_Use_Count", None)
     return (

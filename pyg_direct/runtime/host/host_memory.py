@@ -71,9 +71,7 @@ def has_room(num_bytes: int, count: int) -> bool:
 
 
 def give_back_freed() -> None:
-    """Return memory that this process has freed to the system; only glibc needs it, which otherwise keeps much of
-    it.
-    """
+    """Return memory that this process has freed to the system; glibc alone otherwise keeps much of it."""
     # Other libraries have no such function, and Windows no such handle.
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -115,9 +113,7 @@ give_back_now_and_then = _GivesBack()
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process may use: the cores it is bound to, limited by the CPU share of its
-    control groups.
-    """
+    """Return the cores that this process may use: those it is bound to, within its control groups' share."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for group in _list_groups("cpu"):
         # `max`, or -1 in version 1, if there is no limit.
@@ -150,9 +146,7 @@ def _known_bytes() -> int:
 
 
 def _present_bytes() -> int:
-    """Return the memory of the machine, including memory that its host has reclaimed for a while; 0 if the kernel does
-    not report it.
-    """
+    """Return the memory of the machine, also what its host has reclaimed for a while; 0 if it is unknown."""
     with contextlib.suppress(OSError, ValueError):
         lines = (line.split() for line in _ZONES.read_text().splitlines())
         return sum(int(words[1]) for words in lines if words[:1] == ["present"]) * mmap.PAGESIZE
@@ -371,9 +365,7 @@ def put_on(address: int, num_bytes: int, nodes: Sequence[int]) -> bool:
 
 @contextlib.contextmanager
 def allocating_on(nodes: Sequence[int]) -> Iterator[None]:
-    """Make pages that this thread allocates in the block, also in the driver, come from a node, or in turn from
-    several.
-    """
+    """Make pages that this thread or the driver allocates in the block come from a node, or from several in turn."""
     if not nodes or not _ask(1, nodes=nodes):
         yield
         return

@@ -98,9 +98,7 @@ class ordinary_tensors(ContextDecorator):  # noqa: N801
 
 
 def version_of(tensor: Any) -> int:
-    """Return a number that changes with every write to a tensor; 0 for tensors of `torch.inference_mode`, which do not
-    count writes.
-    """
+    """Return a number that changes with every write to a tensor; always 0 in `torch.inference_mode`."""
     if not isinstance(tensor, torch.Tensor) or tensor.is_inference():
         return 0
     return tensor._version

@@ -208,9 +208,7 @@ def _set_threads(before: int, count: int) -> None:
 
 @functools.cache
 def _find_setter() -> Callable[[int], None] | None:
-    """Return a function that sets the number of threads of the calling thread's loops; None if torch does not use
-    OpenMP.
-    """
+    """Return a setter of the threads of the calling thread's loops; None if torch does not use OpenMP."""
     try:
         tell = ctypes.CDLL(None).omp_set_num_threads
     except (AttributeError, OSError, TypeError):
