@@ -1,4 +1,1 @@
-"""Kernels that move rows of tables: `gather.py` for tables in memory, and `file_rows.py` for files.
-
-`objects.py` prefetches Python's objects.
-"""
+"""Kernels that move rows of tables: `gather.py` for tables in memory, and `file_rows.py` for files."""

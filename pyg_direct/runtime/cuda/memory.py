@@ -404,17 +404,12 @@ class _Freed:
 
 
 class UnifiedPool:
-    """Unified memory of all GPUs of a process, recycled.
-
-    Attributes:
-        num_allocated, num_recycled: Requests that the driver served, and that a list served.
-    """
+    """Unified memory of all GPUs of a process, recycled."""
 
     def __init__(self) -> None:
         self._lists: dict[tuple[torch.device, int], list[_Freed]] = defaultdict(list)
         self._lock = threading.RLock()
         self._kept = 0
-        self.num_allocated = self.num_recycled = 0
 
     def take(self, num_bytes: int, device: torch.device | None) -> Block:
         """Return a block of at least so many bytes: unified, or its fallback."""
@@ -432,12 +427,10 @@ class UnifiedPool:
             except CudaError:
                 self.clear()
                 block = allocate_or_fall_back(size, "unified", device)
-            self.num_allocated += 1
         else:
             for event in found.events:
                 event.synchronize()
             block = found.block
-            self.num_recycled += 1
         if block.placement == "unified":
             block.recycle = self._put
         return block
