@@ -46,9 +46,7 @@ def time_call(work: Callable[[], object], device: torch.device | None = None) ->
 
 
 def time_on_stream(work: Callable[[], object], count: int = 1) -> float:
-    """Measure the seconds of a call on the current stream of the GPU, the mean of `count` calls in a row; waits for
-    their end.
-    """
+    """Measure the mean seconds of `count` calls on the GPU's current stream; waits for their end."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(count):

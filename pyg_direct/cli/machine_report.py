@@ -456,11 +456,7 @@ _MARGIN = 1.1
 
 
 class Finding(NamedTuple):
-    """Something to know.
-
-    Attributes:
-        level: `fix` if something does not work, `hint` if it costs speed, `note` otherwise.
-    """
+    """Something to know. `level`: `fix` if something does not work, `hint` if it costs speed, `note` otherwise."""
 
     level: Literal["fix", "hint", "note"]
     what: str

@@ -132,11 +132,7 @@ class PlacedPart:
         """Do nothing: every process that has it may use it."""
 
     def check_neighbors(self, ids: Tensor) -> None:
-        """Do nothing: only this package writes to the neighbors.
-
-        Args:
-            ids: See `PlacedHetero.check_neighbors`.
-        """
+        """Do nothing: only this package writes to the neighbors. `ids`: See `PlacedHetero.check_neighbors`."""
 
     def with_running_weights(self) -> Rows:
         """Return the rows with `weight_before`."""

@@ -150,11 +150,7 @@ class PlannedRows:
         return sum(kept.ids.numel() * kept.row_bytes for kept in self._kept)
 
     def plan(self, wanted: Sequence[Wanted]) -> None:
-        """Plan the next batch.
-
-        Args:
-            wanted: Its requests by node type; further ones, of rows of edges, are not planned.
-        """
+        """Plan the next batch. `wanted`: Its requests by node type; further ones, of rows of edges, are not planned."""
         planned, num_read = [], 0
         for kept, one in zip(self._kept, wanted, strict=False):
             ids = one.ids if one.is_distinct else one.ids.unique()

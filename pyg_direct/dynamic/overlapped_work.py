@@ -85,11 +85,7 @@ class CopyStream:
         return self._device.type == "cuda"
 
     def begin(self, copy: Callable[[], T], timeline: Timeline | None = None) -> Coming[T]:
-        """Queue a copy.
-
-        Args:
-            copy: Makes it on the current stream without waiting; its result has `record_stream`.
-        """
+        """Queue a copy. `copy`: Makes it on the current stream without waiting; its result has `record_stream`."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream), trace(timeline, "copy"):

@@ -43,11 +43,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class DiskRates(NamedTuple):
-    """Rates of a disk.
-
-    Attributes:
-        in_order: Bytes per second in order, by large requests.
-    """
+    """Rates of a disk. `in_order`: Bytes per second in order, by large requests."""
 
     in_order: float
     at_random: float

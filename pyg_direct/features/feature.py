@@ -175,9 +175,7 @@ class Feature:
 
     @property
     def whole(self) -> Tensor | None:
-        """Return the table, `[N, ...]` of `dtype`, if the memory of the device holds it whole in that dtype; otherwise
-        None.
-        """
+        """Return the table, `[N, ...]` of `dtype`, if memory of the device holds it whole in it; otherwise None."""
         return None if self.stored is None or self._order is not None else self.stored.whole
 
     @property
@@ -298,9 +296,7 @@ class Feature:
         return self._shape
 
     def _open(self) -> MemoryRows | SpilledRows:
-        """Return the holder of the rows; a feature that came from another process gets its device and its tables
-        here.
-        """
+        """Return the holder of rows; a feature of another process gets its device and its tables here."""
         self._filled()
         if self.stored is None:
             assert self._handle is not None

@@ -111,11 +111,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
                        f"{list(self._features)}{hint}")  # fmt: skip
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Put a table into the store.
-
-        Args:
-            key: (group, name, None).
-        """
+        """Put a table into the store. `key`: (group, name, None)."""
         attr = self._tensor_attr_cls.cast(key)
         if not (attr.is_set("group_name") and attr.is_set("attr_name")):
             group = attr.group_name if attr.is_set("group_name") else None

@@ -322,9 +322,7 @@ class MemoryRows:
 
 def check_placing(rows: Tensor, device: torch.device, dtype: torch.dtype, asked: int | str, *, hotness: str | Tensor,
                   csr_topo: Listing | None, is_for_many: bool) -> None:  # fmt: skip
-    """Refuse rows `[N, ...]`, stored as `dtype` for a device, if they need a ranking that `hotness` and `csr_topo` of a
-    `Feature` do not give; `asked` is its `device_cache_size`.
-    """
+    """Refuse rows `[N, ...]` that need a ranking which `hotness` and `csr_topo` do not give."""
     if rows.device == device and not is_for_many:
         # All rows of this GPU stay there, whatever the ranking.
         return

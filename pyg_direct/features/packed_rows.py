@@ -40,11 +40,7 @@ _MOST_READ = 1 << 16
 
 
 def check_order(order: Tensor, num_rows: int) -> Tensor:
-    """Return an order of rows as int64 `[N]` on the CPU.
-
-    Args:
-        order: Id of each row, int32 or int64 `[N]`.
-    """
+    """Return an order of rows as int64 `[N]` on the CPU. `order`: Id of each row, int32 or int64 `[N]`."""
     order = check_ids("order", order, num_rows).cpu().long()
     seen = torch.zeros(num_rows, dtype=torch.bool, device="cpu")
     seen[order] = True

@@ -113,11 +113,7 @@ class PagedArray:
         self._process = os.getpid()
 
     def take(self, positions: np.ndarray) -> np.ndarray:
-        """Return the numbers at positions, `[n]` of the dtype of the file.
-
-        Args:
-            positions: int64 `[n]`, in any order.
-        """
+        """Return the numbers at positions, `[n]` of the dtype of the file. `positions`: int64 `[n]`, in any order."""
         if len(positions) == 0:
             return np.empty(0, _dtype_of(self.file))
         if self._process != os.getpid():

@@ -41,11 +41,7 @@ COLD_POLICIES = ("auto", "unified", "pinned", "shard")
 
 
 class Room(NamedTuple):
-    """Host memory that a process reports.
-
-    Attributes:
-        is_shared: True if its rows lie in memory that processes share already.
-    """
+    """Host memory that a process reports. `is_shared`: True if its rows lie in memory that processes share already."""
 
     host: str
     num_bytes: int

@@ -55,11 +55,7 @@ def narrow_rows(rows: Tensor, store_dtype: torch.dtype) -> tuple[Tensor, Tensor 
 
 
 def check_narrow(rows: Tensor, store_dtype: torch.dtype) -> None:
-    """Refuse rows as `narrow_rows` does, without converting them.
-
-    Args:
-        rows: float32 `[N, ...]`.
-    """
+    """Refuse rows as `narrow_rows` does, without converting them. `rows`: float32 `[N, ...]`."""
     _check_dtype(rows, store_dtype)
     for _, piece in _list_pieces(rows):
         if store_dtype == torch.float8_e4m3fn:

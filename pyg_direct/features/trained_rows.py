@@ -42,11 +42,7 @@ _TABLES = 3
 
 
 class HotRows(NamedTuple):
-    """Rows that lie in GPU memory too.
-
-    Attributes:
-        ids: Ascending int64 `[H]` on the GPU.
-    """
+    """Rows that lie in GPU memory too. `ids`: Ascending int64 `[H]` on the GPU."""
 
     ids: Tensor
     directory: Directory

@@ -171,11 +171,7 @@ class Chosen(NamedTuple):
 
 
 class MessageLog:
-    """Events of N nodes on one device; see the head of the file.
-
-    Args:
-        width: F, values of a message.
-    """
+    """Events of N nodes on one device; see the head of the file. `width`: F, values of a message."""
 
     def __init__(self, num_nodes: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.num_nodes, self.device = num_nodes, device

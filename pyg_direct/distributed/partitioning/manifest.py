@@ -301,11 +301,7 @@ class Manifest:
 
 
 def check_same(numbers: Sequence[int], who: str) -> None:
-    """Refuse parts of different partitions.
-
-    Args:
-        who: Owners of the parts, for the message.
-    """
+    """Refuse parts of different partitions. `who`: Owners of the parts, for the message."""
     other = next((at for at, number in enumerate(numbers) if number != numbers[0]), None)
     if other is not None:
         raise PartitionError(f"folder must hold parts of one partition, got another for {who} {other} than for {who} 0")

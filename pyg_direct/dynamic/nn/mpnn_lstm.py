@@ -134,9 +134,7 @@ class Frame(NamedTuple):
 
 
 def suits_alone(x: Tensor, size: int) -> bool:
-    """Report whether a single snapshot takes fewer calls as a frame of one. This is so on a CPU, and on a GPU if one
-    kernel computes all of its recurrent layers.
-    """
+    """Report whether a frame of one takes fewer calls: on a CPU, or if one kernel runs all recurrent layers."""
     return not runs_on_gpu(x) or suits_two(x, (x.shape[0], 1, size))
 
 

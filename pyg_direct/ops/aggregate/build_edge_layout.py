@@ -85,11 +85,7 @@ def add_loops(indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
 
 
 class Targets(NamedTuple):
-    """Targets of edges, if they are of another type than the sources.
-
-    Attributes:
-        nodes: New ones of each hop, H + 1 numbers.
-    """
+    """Targets of edges, if they are of another type than the sources. `nodes`: New ones of each hop, H + 1 numbers."""
 
     nodes: Sequence[int]
     places: Sequence[int]

@@ -81,11 +81,7 @@ def cpu_bitmaps(num_nodes: int) -> np.ndarray:
 
 
 class Union:
-    """Union of several lists of ids.
-
-    Attributes:
-        ids: Each id once, ascending, int64 `[U]`.
-    """
+    """Union of several lists of ids. `ids`: Each id once, ascending, int64 `[U]`."""
 
     def __init__(self, ids: Tensor, directory: Directory | None) -> None:
         self.ids, self._directory = ids, directory

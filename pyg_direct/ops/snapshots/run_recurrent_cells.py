@@ -190,9 +190,7 @@ def open_two(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tens
 
 
 def pull_two(grad: Tensor, first: Tensor, second: Tensor, parameters: Sequence[Tensor], begin: int = 0) -> Pulled:
-    """Return gradients of the inputs of `open_two`, from the gradient of its output for S snapshots from `begin` on:
-    `grad` `[N, S, 2 * H + F]`. States are computed again.
-    """
+    """Return gradients of `open_two` from `grad` `[N, S, 2 * H + F]` of snapshots from `begin` on."""
     num_nodes, window, size = first.shape
     seen, width = grad.shape[1:]
     count = num_nodes * seen

@@ -282,9 +282,7 @@ class SlicedCSR(Arrays):
         return rows if self.snapshot is None else rows * self.num_snapshots + self.snapshot
 
     def to_csr(self) -> tuple[Tensor, Tensor]:
-        """Return offsets int32 `[N + 1]` and sources int32 `[nnz]`. If slices belong to snapshots, they describe a
-        graph whose node i * S + t is node i in snapshot t.
-        """
+        """Return offsets int32 `[N + 1]` and sources int32 `[nnz]`; node i of snapshot t is i * S + t."""
         rows, count, cols = self.rows & (_MOST - 1), self.num_rows, self.cols
         if self.snapshot is not None:
             count *= self.num_snapshots

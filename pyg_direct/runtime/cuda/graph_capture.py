@@ -57,9 +57,7 @@ def count_spared(index: int | None) -> int:
 
 @contextlib.contextmanager
 def products_leave(count: int, device: torch.device) -> Iterator[None]:
-    """Make cuBLAS plan the products of this thread and of its backward passes for `count` multiprocessors fewer. If
-    there is no cuBLAS, or `count` is 0, it plans for all.
-    """
+    """Make cuBLAS, if it is there, plan products of this thread and its backward for `count` multiprocessors fewer."""
     if count == 0 or _find_cublas() is None:
         yield
         return

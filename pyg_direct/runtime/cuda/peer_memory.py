@@ -186,11 +186,7 @@ _ALREADY_ENABLED = 704
 
 
 class Link(NamedTuple):
-    """Access of one GPU to another.
-
-    Attributes:
-        is_nvlink: Over NVLink, at several times the rate of a PCIe link.
-    """
+    """Access of one GPU to another. `is_nvlink`: Over NVLink, at several times the rate of a PCIe link."""
 
     can_read: bool
     is_nvlink: bool

@@ -184,11 +184,7 @@ class few_threads:  # noqa: N801
 
 
 class one_thread(few_threads):  # noqa: N801
-    """The same for one thread.
-
-    Args:
-        is_on: False has no effect, so that a caller needs no branch.
-    """
+    """The same for one thread. `is_on`: False has no effect, so that a caller needs no branch."""
 
     __slots__ = ()
 
