@@ -72,6 +72,7 @@ def walk_along(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int
             not checked.
         start: First nodes, ids within their type, int64 or int32 `[W]`; a CPU checks that they lie in [0, num_nodes).
         rows: First row of the relation of each step, int64 `[L]`, on the device of the rows; not checked.
+        num_nodes: Nodes of the first type.
         key: Unsigned 64-bit key, as in `walk`.
 
     Returns:
@@ -134,7 +135,11 @@ class BoundsCheck:
                 self._own.event.record(current_stream(index))
 
     def finish(self) -> None:
-        """Wait for the check."""
+        """Wait for the check.
+
+        Raises:
+            IdError: an id is not in [0, upper).
+        """
         if self._own is None:
             return
         if self._own.event is not None:
