@@ -16,9 +16,7 @@ _PATIENCE_SECONDS = 120.0
 
 
 def cache_root() -> Path:
-    """Return the package's folder for files that can be made again: `PYG_DIRECT_CACHE`, or `pyg_direct` in the user's
-    caches.
-    """
+    """Return the folder of files that can be made again: `PYG_DIRECT_CACHE`, or `pyg_direct` in the user's caches."""
     if own := os.environ.get("PYG_DIRECT_CACHE"):
         return Path(_settle(own))
     # The XDG specification ignores relative paths.

@@ -46,9 +46,7 @@ def time_call(work: Callable[[], object], device: torch.device | None = None) ->
 
 
 def time_on_stream(work: Callable[[], object], count: int = 1) -> float:
-    """Measure the seconds of a call on the current stream of the GPU, the mean of `count` calls in a row; waits for
-    their end.
-    """
+    """Measure the mean seconds of `count` calls on the GPU's current stream; waits for their end."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(count):
@@ -79,9 +77,7 @@ class Origin(NamedTuple):
         return cls(event, perf_counter_ns())
 
     def locate(self, moment: Any) -> int:
-        """Return nanoseconds on the host's clock of an event that has passed; a moment on this clock is returned
-        unchanged.
-        """
+        """Return nanoseconds on the host's clock of an event that has passed; a moment on this clock stays as it is."""
         if isinstance(moment, int):
             return moment
         return self.at + round(1e6 * self.event.elapsed_time(moment))
@@ -215,9 +211,6 @@ def open_picture(path: str | os.PathLike[str] | None, rows: int = 1, columns: in
     Args:
         path: File of the picture, with the ending of its format; None saves nothing.
         figsize: Width and height in inches; None takes matplotlib's.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
     """
     with needs_extra("a picture", "bench"):
         import matplotlib  # noqa: F401

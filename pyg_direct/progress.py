@@ -35,9 +35,7 @@ class Bar:
     """A bar for `total` units of work, which appears after two seconds; use it as a context.
 
     Args:
-        total: Units of all the work.
         what: Name of the work, such as `placing features`.
-        done: Units that were done before.
         is_shown: False shows nothing.
     """
 

@@ -66,10 +66,11 @@ def _begin(given: dict[str, Any]) -> None:
 if __name__ == "__main__":
     import torch_geometric
 
+    import pyg_direct.bench.measurements
+
     # What commands import when they run.
     import pyg_direct.cli.app
     import pyg_direct.cli.machine_report
-    import pyg_direct.cli.measurements
     import pyg_direct.distributed.partitioning.partition_graph
     import pyg_direct.noedit.install
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -74,10 +75,29 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
                 limit = least if least and kind != "MPNN-LSTM" else None
                 yield Row.of(limited, "moved over CSR snapshots sent once", "x", [moved / once], limit,
                              "aggregated features that the cap does not hold" if limit else "")  # fmt: skip
-                hidden_share = trainer.trace_epoch().hidden_share()
+                hidden_share = find_hidden_share(trainer.trace_epoch().spans())
                 if hidden_share is not None:
                     yield Row.of(limited, "copies hidden", "x", [hidden_share],
                                  note="of their time; for the rest the stream that computes waited")  # fmt: skip
+
+
+def find_hidden_share(spans: Sequence[tuple[str, float, float]]) -> float | None:
+    """Return the share of the seconds of copies ahead of use for which the computing stream did not wait; None without
+    such copies.
+
+    A stream waits while a copy is in flight: the rest of a span "wait" is the host's time to queue it.
+    """
+    copies = sorted((first, last) for lane, first, last in spans if lane == "copy")
+    waits = [(first, last) for lane, first, last in spans if lane == "wait"]
+    copied = sum(last - first for first, last in copies)
+    # The stream copies one after the other, and each waits once for the next: no moment counts twice.
+    ends, waited = [last for _, last in copies], 0.0
+    for begin, end in waits:
+        for first, last in copies[bisect(ends, begin) :]:
+            if first >= end:
+                break
+            waited += min(end, last) - max(begin, first)
+    return max(0.0, 1 - waited / copied) if copied else None
 
 
 def count_entering(num_snapshots: int, window: int) -> int:

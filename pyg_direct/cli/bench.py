@@ -48,8 +48,8 @@ def bench(
     # torch is not imported before the options are read.
     import torch
 
+    from pyg_direct.bench import measurements
     from pyg_direct.bench.result_row import Machine, to_json
-    from pyg_direct.cli import measurements
 
     size = measurements.size_of_machine(quick=quick)
     size = size if scale is None else size._replace(scale=scale)

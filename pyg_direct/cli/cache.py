@@ -51,11 +51,7 @@ class Entry(NamedTuple):
 
 
 def list_kept() -> list[Entry]:
-    """List the files that this package keeps; other files in the folder are left alone.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
+    """List the files that this package keeps; other files in the folder are left alone."""
     root, current = cache_root(), cache_name()
     if not os.path.isdir(root):
         return []
@@ -80,11 +76,7 @@ def _weigh(folder: Path) -> tuple[int, int]:
 
 
 def remove(entry: Entry) -> None:
-    """Delete it; processes that use it go on, and make it again when they need it.
-
-    Raises:
-        OSError: it cannot be deleted.
-    """
+    """Delete it; processes that use it go on, and make it again when they need it."""
     if entry.path.is_dir():
         shutil.rmtree(entry.path)
     else:

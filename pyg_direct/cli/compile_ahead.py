@@ -38,7 +38,6 @@ class Outcome(NamedTuple):
     """Result of a compilation ahead of use.
 
     Attributes:
-        compiled: Files of compiled code that were added.
         kept, kept_bytes: Files of this version on the disk, and their size.
         failed: Code that could not be compiled and why, a sentence each.
     """
@@ -52,11 +51,7 @@ class Outcome(NamedTuple):
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder can keep more, and make it if it is not there.
-
-    Raises:
-        OSError: there is no room, or no right to write there; the error names the folder.
-    """
+    """Check that a folder can keep more, and make it if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:

@@ -11,7 +11,7 @@ import typer
 from pyg_direct.cli.failures import explain_write, said_in_options
 
 if TYPE_CHECKING:
-    from pyg_direct.cli.advice import Graph
+    from pyg_direct.cli.machine_report import Graph
 
 
 # A GPU has more; a smaller number means another unit.
@@ -71,7 +71,7 @@ def _read_graph(context: typer.Context, nodes: int | None, edges: int | None, fe
         if features or gpu_memory is not None:
             raise typer.BadParameter("--features and --gpu-memory must come with --nodes and --edges")
         return None, None
-    from pyg_direct.cli.advice import Graph
+    from pyg_direct.cli.machine_report import Graph
     from pyg_direct.runtime.host.host_memory import parse_size
 
     if gpu_memory is not None and gpu_memory.strip().isdecimal() and int(gpu_memory) < _LEAST_BYTES:

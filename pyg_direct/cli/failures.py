@@ -20,11 +20,7 @@ _NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @contextmanager
 def said_in_options(context: typer.Context) -> Iterator[None]:
-    """Report arguments that the package refuses as bad usage, under the names of the command's options.
-
-    Raises:
-        typer.BadParameter: an argument is refused; it ends the command with code 2.
-    """
+    """Report arguments that the package refuses as bad usage, under the names of the command's options."""
     try:
         yield
     except FileError:
@@ -62,7 +58,6 @@ def explain_write(error: OSError, path: str | os.PathLike[str], instead: str) ->
 
     Args:
         error: The error of the system; the file that it names counts.
-        path: The file or folder that was to be written.
         instead: Option that takes another place, such as `--out`.
     """
     file = Path(os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else path)

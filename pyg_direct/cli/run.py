@@ -106,11 +106,7 @@ def _find_file(script: str, arguments: list[str]) -> tuple[CodeType, dict[str, A
 
 
 def _find_module(name: str, arguments: list[str]) -> tuple[CodeType, dict[str, Any]]:
-    """Find the code of a module and the names it begins with, as `python -m name` has them.
-
-    Raises:
-        _NotFoundError: no such module, in Python's words.
-    """
+    """Find the code of a module and the names it begins with, as `python -m name` has them."""
     # Packages around it see this name as they are imported.
     sys.argv = ["-m", *arguments]
     _begin_path(os.getcwd())

@@ -21,11 +21,7 @@ PARTS = tuple(read_parts())
 
 
 def read_architecture(text: str | tuple[int, int]) -> tuple[int, int]:
-    """Read a compute capability such as `9.0`, `90` or `sm_90`.
-
-    Raises:
-        typer.BadParameter: it is none.
-    """
+    """Read a compute capability such as `9.0`, `90` or `sm_90`."""
     if isinstance(text, tuple):
         return text
     match = _ARCHITECTURE.fullmatch(text)
@@ -35,11 +31,7 @@ def read_architecture(text: str | tuple[int, int]) -> tuple[int, int]:
 
 
 def read_part(name: str) -> str:
-    """Check the name of a part of the CPU loops.
-
-    Raises:
-        typer.BadParameter: there is none of this name.
-    """
+    """Check the name of a part of the CPU loops."""
     if name not in PARTS:
         raise typer.BadParameter(f"it must be one of {', '.join(PARTS)}, got {name!r}")
     return name

@@ -41,7 +41,6 @@ from pyg_direct.compiler.code_cache import (
     read_or_make,
 )
 from pyg_direct.compiler.link_once import linked_once, readable_is_enough, replaced
-from pyg_direct.compiler.memory_access import make_intrinsics
 from pyg_direct.compiler.nvrtc import compile_source, link_pieces, nearest_target, stamp_version
 from pyg_direct.errors import ArgumentError, needs_extra
 from pyg_direct.progress import announce, show_wait
@@ -190,7 +189,7 @@ _INLINED: list[Callable[..., Any]] = []
 
 cuda: Any = Deferred("cuda")
 prange: Any = Deferred("prange")
-# See `memory_access.py`.
+# See `make_intrinsics`.
 prefetch: Any = Deferred("prefetch")
 view_words: Any = Deferred("view_words")
 
@@ -475,8 +474,6 @@ def _compiling(name: str, kind: str, later: int | None = None) -> Iterator[None]
     """Report a compilation, which takes long; reads of compiled code from the disk are not reported.
 
     Args:
-        name: Of the kernel.
-        kind: Folder of its code.
         later: Estimated number of compilations after it; None if it is not known.
     """
     begin, unwritable = time.perf_counter(), find_unwritable(kind)
@@ -660,3 +657,42 @@ def _lower_once(target: tuple[int, int]) -> contextlib.AbstractContextManager[No
 
     name = "_compile_pyfunc_with_fixup"
     return replaced(asked, name, lower_once(getattr(asked, name), target))
+
+
+@functools.cache
+def make_intrinsics() -> dict[str, Callable[..., Any]]:
+    """Make the intrinsics, by name.
+
+    `prefetch(address)` asks for the cache line of an address. It never fails, whatever the address is.
+    `view_words(address, count)` is the array of int64 there, which must be valid.
+    """
+    from llvmlite import ir
+    from numba import carray
+    from numba.core import cgutils, types
+    from numba.extending import intrinsic, register_jitable
+
+    byte, half, word = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64).as_pointer()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def prefetch(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = ir.FunctionType(ir.VoidType(), [byte, half, half, half])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            # A read of data that is soon read again.
+            builder.call(function, [builder.inttoptr(args[0], byte), half(0), half(3), half(1)])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def as_pointer(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], word)
+
+        return types.CPointer(types.int64)(types.int64), generate  # type: ignore[attr-defined]
+
+    @register_jitable  # type: ignore[untyped-decorator]
+    def view_words(address: Any, count: Any) -> Any:
+        return carray(as_pointer(address), count)
+
+    return {"prefetch": prefetch, "view_words": view_words}

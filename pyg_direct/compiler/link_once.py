@@ -94,9 +94,6 @@ class _Pieces:
 
     Args:
         name: Of the loop, whose library is no piece.
-        codegen: Numba's module of that name.
-        lowering: Numba's module of that name.
-        options: The stack of the options of the functions that are compiled.
     """
 
     def __init__(self, name: str, codegen: Any, lowering: Any, options: Any) -> None:

@@ -69,11 +69,7 @@ PTX_VERSIONS = {(7, 5): "8.0", (8, 0): "8.0", (9, 0): "8.1", (10, 0): "8.6"}
 
 
 def nearest_target(compute_capability: tuple[int, int]) -> tuple[int, int]:
-    """Find the newest architecture whose code a GPU of this compute capability runs.
-
-    Raises:
-        DeviceError: it is older than all of them.
-    """
+    """Find the newest architecture whose code a GPU of this compute capability runs."""
     older = [target for target in PTX_VERSIONS if target <= compute_capability]
     if not older:
         raise DeviceError("device must have compute capability 7.5 or more, got {}.{}".format(*compute_capability))

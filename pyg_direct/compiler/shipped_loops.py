@@ -39,7 +39,6 @@ def find_loop(loop: str, threads: str, args: Iterable[Any]) -> Any:
     Args:
         loop: Its module below `kernels`, and its name.
         threads: `one` or `all`.
-        args: Numba's types of the arguments.
     """
     archive, family = _open_archive(), _find_family()
     entry = None if archive is None or family is None else name_entry(family, loop, threads, args)

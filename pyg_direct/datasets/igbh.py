@@ -36,7 +36,7 @@ from pyg_direct.datasets.dataset import (
 from pyg_direct.errors import ArgumentError, FileError
 from pyg_direct.features.row_files import RowFile, save_pieces
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.host_memory import use_large_pages
 
 
 class Relation(NamedTuple):

@@ -25,7 +25,7 @@ from pyg_direct.datasets.dataset import (
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.host_memory import use_large_pages
 
 # small enough for the CPU's caches, large enough for a GPU; the draws depend on it, so it is no argument
 CHUNK_EDGES = {"cpu": 1 << 18, "cuda": 1 << 24}

@@ -178,11 +178,7 @@ class CapturedRows:
         return tuple(one.feature.stored.find_tables() for one in self.attributes)  # type: ignore[union-attr]
 
     def enqueue(self, plan: Any, slot: Any, stream: int) -> None:
-        """Enqueue the exchange of the ids and rows of a batch.
-
-        Args:
-            slot: Its slot, whose `own_rows` is a `RowSlot`.
-        """
+        """Enqueue the exchange of the ids and rows of a batch. `slot`: Its slot, whose `own_rows` is a `RowSlot`."""
         own: RowSlot = slot.own_rows
         topo: PartTopo = plan.topology.topo
         hops, kinds, parts = plan.num_hops, len(topo.node_types), self.num_parts

@@ -193,9 +193,7 @@ class DistAttributes:
         return batch
 
     def _list_rows(self, nodes: Tensor, ends: Any, edges: Tensor | None) -> list[Wanted]:
-        """List the rows of a batch without types; `ends` are rows and columns of its edges, and `edges` is None if
-        these have no ids.
-        """
+        """List the rows of a batch without types; `ends` are rows and columns of edges, `edges` their ids or None."""
         wanted = [Wanted(self._graph.node_types[0], nodes, is_distinct=self._is_distinct)]
         edge_type = self._graph.edge_types[0]
         if edge_type in self._graph.part.tables:

@@ -20,8 +20,7 @@ from pyg_direct.distributed.part_plan import PartPlan
 from pyg_direct.distributed.partitioning.manifest import Manifest, check_same
 from pyg_direct.distributed.partitioning.replicas import choose_replicas, read_replicas
 from pyg_direct.distributed.row_exchange import TIME, RowExchange, Wanted
-from pyg_direct.distributed.shared_arrays import find_obstacle
-from pyg_direct.distributed.shared_graph import WholeGraph, WholeRows
+from pyg_direct.distributed.shared_graph import WholeGraph, WholeRows, find_obstacle
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
 from pyg_direct.object_text import one_line, show_sizes

@@ -64,9 +64,6 @@ def check_alike(loader: Any, ranks: str) -> None:
         loader: The loader, with sampler, inputs and batch numbers; a graph in one memory is sampled by each process
             alone.
         ranks: See `DistNeighborLoader`.
-
-    Raises:
-        ArgumentError: arguments differ; raised in all processes.
     """
     graph, sampler, given = loader.graph, loader._sampler, loader.input_data
     if graph.whole is None:
@@ -313,9 +310,7 @@ class _DistLoader(GeneralLoader):
         return side_streams(self.device.index)[1] if self.device.type == "cuda" and self._find_plain() else None
 
     def _find_plain(self) -> ExchangePlan | None:
-        """Find the captured plan of batches without types and trees, whose samples need not take PyG's form; otherwise
-        None.
-        """
+        """Find the captured plan of batches without types and trees, in no form of PyG's; otherwise None."""
         return None
 
     def _take_part(self, count: int = 1) -> Any:

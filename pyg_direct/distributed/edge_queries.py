@@ -88,9 +88,6 @@ class PairExchange:
 class EdgesOfAll:
     """Edges of a relation of a graph in parts; avoids the same pairs as `EdgeSet` of the whole graph.
 
-    Args:
-        pairs: Queries to the owners of the edges.
-
     Attributes:
         parts: Empty: a kernel of one process cannot avoid them alone, as those of an `EdgeSet`.
     """

@@ -86,9 +86,7 @@ class Room(NamedTuple):
     negatives: tuple[int, ...] = ()
 
     def grow(self, needs: list[int]) -> Room:
-        """Return room for the needs of a batch, with head-room: by request nodes and edges, then of rows, pairs and
-        negatives; a need of 0 is met.
-        """
+        """Return room for needs, with head-room: by request nodes and edges, then of rows, pairs and negatives."""
 
         def widen(room: Sequence[int], own: list[int]) -> tuple[int, ...]:
             return tuple(max(size, need + need // 4) for size, need in zip(room, own, strict=True))
@@ -120,8 +118,6 @@ class StrictPairs(NamedTuple):
 
     Attributes:
         edges: source * number of targets + target of each edge, int64 `[E]`, ascending.
-        num_targets: Number of targets.
-        types: Numbers of the types of sources and of targets.
         is_triplet: True if only targets have negatives.
     """
 
@@ -229,11 +225,7 @@ class ExchangePlan(HeteroGpuPlan):
 
     Attributes:
         room: Room of segments, equal on all ranks.
-        num_requests: Requests of a batch to the owners of its nodes.
         id_starts: Number that turns a node of a slot into an id of the id space of all types, int64 `[T]`.
-
-    Raises:
-        PartitionError: the part does not hold the nodes that it owns.
     """
 
     _slot_class = ExchangeSlot
@@ -298,9 +290,6 @@ class ExchangePlan(HeteroGpuPlan):
             requests: Seeds of one batch, and their times; there may be no seeds. Or its links.
             excluded: Pairs whose edges the batch leaves out: relations, expanded nodes and neighbors of `list_pairs`,
                 int64 `[3, P]`; None for none, if the plan does not exclude.
-
-        Raises:
-            RankError: another rank failed or is gone.
         """
         for key in keys:
             check_key("key", key)
@@ -647,9 +636,7 @@ class ExchangePlan(HeteroGpuPlan):
 
 
 def _join_books(part: GraphPart, topo: PartTopo, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (first nodes of all parts but the first, part of each node), by which owners of ids of the id space are
-    found; both are empty for a hash.
-    """
+    """Return (first nodes of all parts but the first, part of each node) over all types; both are empty for a hash."""
     books = [part.books[kind] for kind in topo.node_types]
     table = torch.zeros(int(topo.type_starts[-1]) if len(books) > 1 else 0, dtype=table_dtype(part.num_parts),
                         device=device)  # fmt: skip

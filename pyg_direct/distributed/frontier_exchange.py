@@ -98,7 +98,6 @@ class Picker:
 
     Args:
         plan: The plan with the rows, flags and rules to use.
-        num_batches: Batches G for which a requester has room.
     """
 
     def __init__(self, part: GraphPart, placed: PlacedPart, plan: GeneralPlan, num_batches: int = 1) -> None:
@@ -192,13 +191,8 @@ class FrontierExchange:
     A hop is one exchange of nodes and one of edges, for all batches of a group. On a GPU each exchange waits once.
 
     Args:
-        placed: The part as the plan samples from it.
         plan: The plan with the rows, flags and rules to use.
         communicator: Communicator of the owners of the other parts; rank r owns part r.
-
-    Attributes:
-        most_batches: Batches that an exchange has room for.
-        picker: Picker of the edges that other ranks ask for.
     """
 
     most_batches = MOST_BATCHES

@@ -39,9 +39,7 @@ class Table:
     rows: dict[str, Tensor]
 
     def find(self, ids: Tensor) -> Tensor:
-        """Find the positions of the rows of these ids, int64; -1 for an id that is not held here. Does not wait for a
-        GPU.
-        """
+        """Find the positions of the rows of ids, int64, without a wait for a GPU; -1 for an id that is not here."""
         if not self.ids.numel() or not ids.numel():
             return torch.full_like(ids, -1)
         return locate_ids(ids, self._directory, self._num_ids)
@@ -134,11 +132,7 @@ class PlacedPart:
         """Do nothing: every process that has it may use it."""
 
     def check_neighbors(self, ids: Tensor) -> None:
-        """Do nothing: only this package writes to the neighbors.
-
-        Args:
-            ids: See `PlacedHetero.check_neighbors`.
-        """
+        """Do nothing: only this package writes to the neighbors. `ids`: See `PlacedHetero.check_neighbors`."""
 
     def with_running_weights(self) -> Rows:
         """Return the rows with `weight_before`."""
@@ -154,9 +148,6 @@ class GraphPart:
     Args:
         check: `"full"`: compare checksums of the files; `"size"`: their sizes; None: no check.
         map_rows: Leave rows in their files, which are read on demand.
-
-    Raises:
-        PartitionError: the partition is missing, damaged, or of another version.
     """
 
     def __init__(self, folder: str | PathLike[str], part: int, *, device: torch.device, check: str | None = "size",

@@ -38,7 +38,6 @@ class PartPlan(GeneralPlan):
     Args:
         recipe: Options of sampling, equal in all processes.
         communicator: Communicator of the owners of the other parts; rank r owns part r.
-        timed, weighted: Sample by the times and weights of the partition.
         rows: Rows that come with captured batches if kernels alone read them; None for none.
         open_frontiers: Opens the exchange of the host: (part, placed part, plan, communicator) -> exchange.
     """

@@ -20,13 +20,12 @@ from torch import Tensor
 from pyg_direct.distributed.captured_rows import CapturedRows
 from pyg_direct.distributed.graph_part import GraphPart, Table
 from pyg_direct.distributed.segment_rows import RowsOfKind, SegmentRows
-from pyg_direct.distributed.shared_arrays import tell
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.hetero_topo import tell_apart
 from pyg_direct.ops.rows.gather_rows import gather_rows, scatter_rows
 from pyg_direct.ops.sampling.join_remote_edges import group_keys, make_keys
-from pyg_direct.runtime.comm.communicator import Communicator
+from pyg_direct.runtime.comm.communicator import Communicator, gather_json
 from pyg_direct.runtime.comm.host_group import identify_host
 from pyg_direct.runtime.host.shared_memory import SharedMemory, open_shared, share
 from pyg_direct.runtime.host.tensor_views import ALIGNMENT, align, as_bytes
@@ -141,7 +140,6 @@ class PeerRows:
         features: The rows of the part, by kind and attribute; they are moved to shared memory.
 
     Attributes:
-        parts: The parts whose rows are read in place.
         is_complete: True if every process reads the rows of all others in place.
     """
 
@@ -153,7 +151,7 @@ class PeerRows:
             ids, own = share(table.ids.clone()), [feature.share_ipc().host for feature in features[kind].values()]
             given += [ids, *own]
             words.append([len(table.ids), *(memory.descriptor for memory in (ids, *own))])
-        told = tell(communicator, [identify_host(), os.getpid(), words])
+        told = gather_json(communicator, [identify_host(), os.getpid(), words])
         self._tables: dict[int, dict[Any, Table]] = {}
         for rank, (host, process, theirs) in enumerate(told):
             if rank == communicator.rank or host != identify_host():
@@ -256,7 +254,6 @@ class RowExchange:
 
     Attributes:
         features: The part's own rows, by kind and attribute.
-        num_remote: Rows fetched from other parts so far.
         num_kept: Rows of other parts found here so far, in copies or in shared memory.
     """
 
@@ -294,11 +291,7 @@ class RowExchange:
         return name_features(self.features, self._part.manifest.is_homogeneous)
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[dict[str, Tensor]]:
-        """Fetch rows by attribute, in the order of the ids; one exchange for all requests.
-
-        Raises:
-            IdError: an id that its owner does not hold.
-        """
+        """Fetch rows by attribute, in the order of the ids; one exchange for all requests."""
         inverses: list[Tensor | None] = []
         distinct = []
         for one in wanted:
@@ -397,9 +390,7 @@ class RowExchange:
         return self.names(one.kind) if one.names is None else list(one.names)
 
     def _group(self, wanted: Sequence[Wanted]) -> tuple[Tensor, Tensor, Tensor]:
-        """Group (ids of all kinds, their positions by owner and kind, first position of each group and the end), as in
-        `Asked`.
-        """
+        """Group (ids of all kinds, their positions by owner and kind, bounds of each group), as in `Asked`."""
         num_parts, ids = self._part.num_parts, [one.ids for one in wanted]
         joined = ids[0] if len(ids) == 1 else torch.cat(ids)
         num_buckets = (num_parts + 1) * len(wanted)

@@ -35,7 +35,6 @@ class RowsAhead(NamedTuple):
 
     Attributes:
         num_read: Rows of other parts that planned batches read, each once a batch.
-        num_fetched: Rows that other parts sent for them.
     """
 
     num_read: int = 0
@@ -55,7 +54,6 @@ class KeptRows:
     """Rows of one node type that later batches read, in slots that are used again.
 
     Args:
-        num_nodes: Nodes of the type in the whole graph.
         shapes: By attribute, an object with the dtype and shape of the rows.
 
     Attributes:
@@ -136,9 +134,6 @@ class PlannedRows:
         exchange: Rows by id; its calls are collective.
         sizes: Nodes of each type in the whole graph; batches request rows in this order.
         room: Bytes for the rows that are kept.
-
-    Attributes:
-        counts: Numbers of what was read and fetched so far.
     """
 
     def __init__(self, exchange: RowExchange, sizes: Mapping[str, int], room: int, device: torch.device) -> None:
@@ -155,11 +150,7 @@ class PlannedRows:
         return sum(kept.ids.numel() * kept.row_bytes for kept in self._kept)
 
     def plan(self, wanted: Sequence[Wanted]) -> None:
-        """Plan the next batch.
-
-        Args:
-            wanted: Its requests by node type; further ones, of rows of edges, are not planned.
-        """
+        """Plan the next batch. `wanted`: Its requests by node type; further ones, of rows of edges, are not planned."""
         planned, num_read = [], 0
         for kept, one in zip(self._kept, wanted, strict=False):
             ids = one.ids if one.is_distinct else one.ids.unique()
@@ -186,11 +177,6 @@ class PlannedRows:
 
         Args:
             batches: Requests of each batch, as in `plan`; without one, this rank only answers the others.
-            others: Further requests.
-
-        Raises:
-            IdError: an id that its owner does not hold.
-            RankError: another rank failed or is gone.
         """
         asked, unions = [], []
         for number, (kind, kept) in enumerate(zip(self._kinds, self._kept, strict=True)):
@@ -268,10 +254,8 @@ class StepsAhead:
 
     Args:
         ahead: Batches whose rows are known.
-        size: Batches that an exchange samples.
         stages: Stages of groups of batches; `fetch` reads rows by `planned`.
         plan: Plans the rows of a batch, given its sample.
-        drop: Forgets all planned batches.
         sample_nothing, read_nothing: Take part in the sampling, and in the exchange of rows, of the other ranks.
     """
 

@@ -60,7 +60,6 @@ class SegmentRows:
     """Exchange of rows over a transport. Its calls are collective.
 
     Attributes:
-        num_remote: Rows fetched from other parts so far.
         room: Ids that a segment has room for, by kind; equal on all ranks.
     """
 
@@ -71,11 +70,7 @@ class SegmentRows:
         self._zeros = torch.zeros(STATE, dtype=torch.int64, device=device)
 
     def fetch(self, wanted: Sequence[RowsOfKind]) -> list[dict[str, Tensor]]:
-        """Fetch rows by attribute, in the order of the ids.
-
-        Raises:
-            RankError: another rank failed or is gone.
-        """
+        """Fetch rows by attribute, in the order of the ids."""
         while True:
             needs = torch.zeros(len(wanted) + 2, dtype=torch.int64, device=self._device)
             sent = [self._send(one, needs, number) for number, one in enumerate(wanted)]

@@ -170,9 +170,7 @@ class RowCache:
             self._there[key] = rows
 
     def list_candidates(self, count_entries: Callable[[Any], int]) -> list[Candidate]:
-        """List the rows of each key as candidates; `count_entries` returns how often an epoch copies rows of a key that
-        do not stay.
-        """
+        """List the rows of each key as candidates; `count_entries` returns how often an epoch copies others."""
         sizes = {key: rows.numel() * rows.element_size() for key, rows in (self._here | self._there).items()}
         return [Candidate(key, size, size * count_entries(key)) for key, size in sizes.items()]
 
@@ -221,9 +219,7 @@ class RowCache:
         return host.to(self.device, non_blocking=True)
 
     def gather(self, keys: Sequence[Hashable]) -> Tensor | None:
-        """Gather rows of some keys, `[T, ...]`, of which the kept ones become parts; None unless all are on the
-        device.
-        """
+        """Gather rows of keys, `[T, ...]`, of which kept ones become parts; None unless all are on the device."""
         if not all(key in self._here for key in keys):
             return None
         together = torch.stack([self._here[key] for key in keys])
@@ -337,7 +333,6 @@ class MatrixCache:
 
     Args:
         budget: Budget of bytes that stay there.
-        copies: Stream that copies matrices before they are requested.
 
     Attributes:
         sent_bytes: Bytes of sending, by key.
@@ -422,9 +417,7 @@ class MatrixCache:
         return here
 
     def prefetch(self, key: Hashable, timeline: Timeline | None = None) -> None:
-        """Begin to copy matrices that were requested before and are not on the device, in parallel with its
-        computation.
-        """
+        """Begin to copy matrices that were requested before and are not on the device, beside its computation."""
         is_there = any(key in some for some in (self._here, self._packed, self._visiting, self._coming))
         if is_there or key not in self._asked or not self._copies.is_apart:
             return
@@ -435,9 +428,7 @@ class MatrixCache:
         self._coming[key] = self._copies.begin(partial(sent.to, self._device), timeline)
 
     def _bring(self, key: Hashable, again: bool) -> SnapshotMatrices:
-        """Return a copy on the device of matrices that are not there; `again` means that it will be sent in every
-        epoch.
-        """
+        """Return a copy on the device of matrices that are not there; `again` if every epoch will send it."""
         if key in self._packed:
             return self._packed[key].complete()
         sent = self._there[key]
@@ -463,9 +454,7 @@ class MatrixCache:
             known.pop(key, None)
 
     def visit(self, times: range) -> None:
-        """Set the snapshots of a frame: until the next one, matrices of others leave the device if the budget has no
-        room for them.
-        """
+        """Set the snapshots of a frame: matrices of others leave the device if the budget has no room for them."""
         self._visited = times
         low, high = min(times[0], times[-1]), max(times[0], times[-1]) + 1
         self._weigh()

@@ -120,7 +120,6 @@ class Slots:
 
     Args:
         factors: Factors of each snapshot, in order, on the host or the device.
-        num_nodes: N.
         window: W, at most `MOST`.
 
     Attributes:
@@ -409,9 +408,7 @@ class FramePlan(SnapshotPlan):
         return self.real.budget.has_room(num_bytes, _SHARE)
 
     def _gather_features(self) -> Tensor | None:
-        """Return the features of all snapshots, if the device has no memory limit and they take little of its
-        memory.
-        """
+        """Return the features of all snapshots, if they take little memory of a device without limit."""
         if "x" not in self._sources:
             x, all_ = self.real.parts[self.times[0]].x, None
             assert x is not None, "checked when the trainer was made"
@@ -421,9 +418,7 @@ class FramePlan(SnapshotPlan):
         return self._sources["x"]
 
     def prefetch(self) -> None:
-        """Begin to copy rows and matrices that the next frame needs and this one does not have; after the last frame
-        that is the first.
-        """
+        """Begin to copy rows and matrices that the next frame, after the last the first, needs besides this one's."""
         last = len(self.times) - self.window
         following = self.first + 1 if self.first < last else 0
         fresh = [n for n in range(following, following + self.window) if not 0 <= n - self.first < self.window]
@@ -607,9 +602,7 @@ class FramePlan(SnapshotPlan):
         self._deferred.append((owner, work))
 
     def forget(self) -> None:
-        """Drop the cached results of the frame, whose graph may hold this plan, and all deferred work and tensors of
-        steps.
-        """
+        """Drop cached results of the frame, whose graph may hold this plan, and deferred work and tensors of steps."""
         self._once.clear()
         self._deferred.clear()
         self._handed.clear()

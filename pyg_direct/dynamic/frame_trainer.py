@@ -40,7 +40,6 @@ class FrameCost(NamedTuple):
     """Cost of a frame.
 
     Attributes:
-        first: Its first snapshot.
         moved_bytes: Bytes copied to the device.
         seconds: Seconds of each stage of `Timeline`; one may lie within another.
         held_bytes: GPU memory at its end; 0 on a CPU.
@@ -404,9 +403,7 @@ class FrameTrainer:
         return steps_on_gpu(self.optimizer) and all(p in self.optimizer.state for p in stepped)
 
     def _describe_step(self) -> list[Any]:
-        """Describe the state of a captured step: options, and addresses of learning rates and of the optimizer's
-        state.
-        """
+        """Describe the state of a captured step: options, addresses of learning rates and of the optimizer's state."""
         groups, known = self.optimizer.param_groups, self.optimizer.state.values()
         options = [value for group in groups for name, value in group.items() if name != "params"]
         values = [*options, *(value for state in known for value in state.values())]

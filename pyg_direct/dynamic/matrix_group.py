@@ -81,7 +81,6 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
 
     Args:
         factors: Factors of each of 1 to 8 snapshots, in order, on one device.
-        num_nodes: N.
         form: "split" into the overlap and the exclusive edges of each snapshot, or the union under a "mask".
         values: Value mode of shared edges: "ones" (no weights), "shared" (one an edge), "stacked" (one a snapshot),
             "move" (edges of unequal weights are exclusive). None takes the smallest that is exact.
@@ -136,7 +135,6 @@ def lay_apart(factors: Sequence[Factors], num_nodes: int) -> SnapshotMatrices:
 
     Args:
         factors: Factors of each snapshot, in order, on one device.
-        num_nodes: N.
     """
     weights = _fill([f.weight for f in factors], 1.0, [f.keys for f in factors])
     piece = slice_apart([f.keys for f in factors], num_nodes, None if weights is None else torch.cat(weights))

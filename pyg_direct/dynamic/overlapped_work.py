@@ -7,7 +7,6 @@ methods, because threads read, change and keep the same state. `Timeline` has th
 from __future__ import annotations
 
 import threading
-from bisect import bisect
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from functools import wraps
@@ -37,26 +36,6 @@ class Timeline(LaneSpans):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, LANES)
-
-    def hidden_share(self) -> float | None:
-        """Return the share of the seconds of copies ahead of use for which the computing stream did not wait; None
-        without such copies.
-
-        A stream waits while a copy is in flight: the rest of a span "wait" is the host's time to queue it.
-        """
-        spans = self.spans()
-        copies = [(first, last) for lane, first, last in spans if lane == "copy"]
-        waits = [(first, last) for lane, first, last in spans if lane == "wait"]
-        copied = sum(last - first for first, last in copies)
-        # The stream copies one after the other, and each waits once for the next: no moment counts twice.
-        copies.sort()
-        ends, waited = [last for _, last in copies], 0.0
-        for begin, end in waits:
-            for first, last in copies[bisect(ends, begin) :]:
-                if first >= end:
-                    break
-                waited += min(end, last) - max(begin, first)
-        return max(0.0, 1 - waited / copied) if copied else None
 
 
 T = TypeVar("T")
@@ -106,11 +85,7 @@ class CopyStream:
         return self._device.type == "cuda"
 
     def begin(self, copy: Callable[[], T], timeline: Timeline | None = None) -> Coming[T]:
-        """Queue a copy.
-
-        Args:
-            copy: Makes it on the current stream without waiting; its result has `record_stream`.
-        """
+        """Queue a copy. `copy`: Makes it on the current stream without waiting; its result has `record_stream`."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream), trace(timeline, "copy"):
@@ -124,7 +99,6 @@ class Ahead:
     An exception is raised when its result is requested. A process with a single core gets no thread.
 
     Attributes:
-        lock: Guards state that the thread and its callers both change.
         turn: Guards state that only callers change, also while one waits for the thread, which never takes it.
     """
 

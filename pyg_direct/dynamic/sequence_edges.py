@@ -57,9 +57,7 @@ class Operator(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Report whether factors of nodes and edges stay equal in a graph that has further parts without edges to
-        them.
-        """
+        """Report whether factors stay equal in a graph that has further parts without edges to them."""
 
     def factorise(self, snapshot: Snapshot) -> Factors:
         """Return the factors of one snapshot."""
@@ -198,9 +196,6 @@ def walk_along(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, 
     Args:
         edge_index: Edges, int64 `[2, E]`.
         edge_weight: Their weights as given, floats `[E]` or `[E, 1]`; None for 1.
-
-    Raises:
-        ArgumentError: there is another number of weights.
     """
     row = edge_index[0]
     size = int(edge_index.max()) + 1 if edge_index.numel() else 0
@@ -208,11 +203,7 @@ def walk_along(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, 
 
 
 def walk_against(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return edges and weights in a step against the edges.
-
-    Raises:
-        ArgumentError: there is another number of weights.
-    """
+    """Return edges and weights in a step against the edges."""
     against, shares, refusal = _turn(edge_index, _flatten(edge_weight, edge_index.shape[1]))
     if refusal is not None:
         raise RuntimeError(refusal)
@@ -220,9 +211,7 @@ def walk_against(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor
 
 
 def _turn(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor, str | None]:
-    """Return the result of `walk_against`, and the error of the edges, if any: then there are different numbers of
-    edges and of weights.
-    """
+    """Return the result of `walk_against`, and an error if the numbers of edges and of weights differ."""
     row, col = edge_index
     size = int(edge_index.max()) + 1 if edge_index.numel() else 0
     weight = torch.ones(row.numel(), device=row.device) if edge_weight is None else edge_weight
@@ -282,7 +271,6 @@ class Parts(NamedTuple):
         x: Features `[N, ...]`, or None.
         edge_index: int64 `[2, E]`.
         edge_weight: One weight an edge, or None.
-        num_nodes: N.
         other_bytes: Bytes of the other attributes of a snapshot, mainly its targets.
     """
 
@@ -351,12 +339,7 @@ class SequenceEdges:
 
     Args:
         parts: The snapshots, in order. Tensors that are the same object are the same in several snapshots.
-        num_nodes: N of all of them.
         budget: Budget of the bytes kept there.
-        ahead: Owner of a thread that may ask too.
-
-    Attributes:
-        moved_bytes: Edges and weights copied to the device so far.
     """
 
     def __init__(self, parts: Sequence[Parts], num_nodes: int, device: torch.device, budget: Budget,
@@ -374,9 +357,7 @@ class SequenceEdges:
 
     @cached_property
     def device(self) -> torch.device:
-        """Device that sorts the edges. It is a GPU that has room for all of them, if they are many or there already,
-        and no limit is set; otherwise the host.
-        """
+        """Device that sorts edges: a GPU with room for all, if they are many or there already, without a limit."""
         given = {id(part.edge_index): part.edge_index for part in self._parts}.values()
         num_edges = sum(edges.shape[1] for edges in given)
         is_there = any(edges.is_cuda for edges in given)
@@ -387,17 +368,13 @@ class SequenceEdges:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Dtype of weights and factors: float64 if features are float64, as PyG normalizes edges for them, otherwise
-        fp32.
-        """
+        """Dtype of weights and factors: float64 if features are, as PyG normalizes edges for them, otherwise fp32."""
         is_double = any(part.x is not None and part.x.dtype == torch.float64 for part in self._parts)
         return torch.float64 if is_double else torch.float32
 
     @cached_property
     def _given_dtype(self) -> torch.dtype:
-        """Dtype of weights for operators that normalize in the given dtype: the weights' own, if features have as many
-        bits.
-        """
+        """Dtype of weights for operators that normalize in a dtype: their own, if features have as many bits."""
         given = (part.edge_weight for part in self._parts)
         is_double = any(weight is not None and weight.dtype == torch.float64 for weight in given)
         return self.dtype if is_double else torch.float32

@@ -33,7 +33,6 @@ class Snapshot:
         keys: target * N + source of each edge, int64 `[E]`, ascending and unique.
         weight: Sum of the weights of the edges of a key, `[E]`, fp32 or float64 as all numbers here; None if all are
             one.
-        num_nodes: N.
         loop_nodes: Nodes with a loop, int64 `[L]`.
         loop_weight: Weight of the last given loop of each of them, `[L]`; None if no weights were given.
         num_in: Edges given to each target, parallel ones counted, `[N]`.
@@ -107,9 +106,7 @@ def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, 
     Args:
         edge_index: (source, target), int64 or int32 `[2, E]`, in any order, on the device that does the work.
         edge_weight: One weight an edge, `[E]` or `[E, 1]` of any floating dtype; None for ones.
-        num_nodes: N.
         own: Number of the nodes, the first ones, that the snapshot has, between which its edges lie; None for all.
-        dtype: Dtype of weights and sums.
     """
     sources, targets = check_edges([edge_index], num_nodes if own is None else own)
     return order_checked(sources, targets, check_weights([edge_weight], [edge_index], dtype), num_nodes, dtype)
@@ -123,7 +120,6 @@ def order_checked(sources: Tensor, targets: Tensor, weight: Tensor | None, num_n
         sources, targets: int64 `[E]` each, in [0, N).
         weight: `[E]` of `dtype`, or None for ones.
         num_nodes: N, whose square is less than 2**63.
-        dtype: Dtype of weights and sums.
     """
     total = sources.numel()
     loop_nodes, loop_weight = _last_loops(sources == targets, targets, weight, num_nodes)
@@ -257,7 +253,6 @@ def join_edges(edges: Sequence[Tensor], weights: Sequence[Tensor | None], num_no
         edges: Edges of each snapshot, int64 or int32 `[2, E]`, on one device.
         weights: Weights of each, `[E]` or `[E, 1]` of any floating dtype, or None for all of them.
         num_nodes: N; the square of N times the number of snapshots must be less than 2**63.
-        dtype: Dtype of weights and sums.
     """
     sources, targets = check_edges(edges, num_nodes)
     weight, counts = check_weights(weights, edges, dtype), tuple(part.shape[1] for part in edges)

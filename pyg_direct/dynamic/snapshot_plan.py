@@ -90,10 +90,7 @@ class GroupChoice:
     edges on an H100, finding them took 15 of the 69 ms of a first epoch.
 
     Args:
-        num_nodes: N of all of them.
         group_size: Snapshots of a group; "auto" chooses by `choose_size` and `choose_form` among every eight of them.
-        form: Form of groups whose size is given.
-        ahead: Thread that slices snapshots before they are needed.
     """
 
     def __init__(self, parts: Sequence[Parts], num_nodes: int, device: torch.device, group_size: int | str, form: str,
@@ -198,9 +195,6 @@ class SnapshotPlan:
         group_size: Snapshots aggregated at once: 1, 2, 4 or 8. "auto" chooses for every eight of them, including the
             form, by the rule of `choose_group`.
         memory: Bytes on the device for kept data; None sets no limit.
-
-    Raises:
-        ArgumentError, MemoryLimitError: unknown group size or form; `memory` is less than the features of one snapshot.
     """
 
     def __init__(self, parts: Sequence[Parts], device: torch.device, group_size: int | str = "auto",
@@ -252,9 +246,7 @@ class SnapshotPlan:
 
     def get_matrices(self, operator: Operator, first: int, last: int, weighted: bool = True,
                      form: str | None = None, keep: bool = True) -> SnapshotMatrices:  # fmt: skip
-        """Return the matrices of snapshots [first, last), on the device; with `keep` they stay there if the budget has
-        room.
-        """
+        """Return the matrices of snapshots [first, last), on the device; with `keep` they stay if there is room."""
         factors = [self.factorise(operator, t, weighted) for t in range(first, last)]
         form = self.form if form is None else form
         key = name_matrices(form, factors)
@@ -295,9 +287,7 @@ class SnapshotPlan:
         self.decisions.append(f"memory: of what frames bring, {left:,} bytes are copied in every epoch")
 
     def visit(self, times: range) -> None:
-        """Set the snapshots of a frame: until the next one, matrices of others leave the device if the budget has no
-        room for them.
-        """
+        """Set the snapshots of a frame: matrices of others leave the device if the budget has no room for them."""
         self.matrices.visit(times)
 
     def has_rows(self, operator: Operator, time: int, weighted: bool = True) -> bool:
@@ -305,12 +295,7 @@ class SnapshotPlan:
         return self._rows.is_here((operator, weighted, time))
 
     def aggregate_features(self, operator: Operator, time: int, weighted: bool = True) -> Tensor:
-        """Return the aggregated features of a snapshot, `[N, F]` (further dimensions flat) on the device; its whole
-        group is computed at once.
-
-        Raises:
-            ArgumentError: the snapshot has no features.
-        """
+        """Return aggregated features of a snapshot, `[N, F]` on the device; its group is computed at once."""
         key = operator, weighted, time
         if key not in self._rows:
             channels = self._count_channels(time)
@@ -351,9 +336,7 @@ class SnapshotPlan:
             self._choice.begin(operator, time, weighted, self._count_channels(time), self.timeline)
 
     def gather_features(self, operator: Operator, times: range, weighted: bool = True) -> Tensor | None:
-        """Return aggregated features of snapshots of one shape, `[T, N, F]`; None unless all lie on the device
-        already.
-        """
+        """Return aggregated features of snapshots of one shape, `[T, N, F]`; None unless all are on the device."""
         return self._rows.gather([(operator, weighted, time) for time in times])
 
     def prefetch_features(self, operator: Operator, time: int, weighted: bool = True) -> None:
@@ -365,9 +348,7 @@ class SnapshotPlan:
         self._given.prefetch(time, self.timeline)
 
     def prefetch_matrices(self, operator: Operator, time: int, weighted: bool = True) -> None:
-        """Begin to copy the matrices of a snapshot's group, if they were copied before, in parallel with the device's
-        computation.
-        """
+        """Begin to copy matrices of a snapshot's group that were copied before, beside the device's computation."""
         for group in self._choice.list_known(operator, time, weighted):
             factors = [self.factorise(operator, t, weighted) for t in range(group.first, group.last)]
             self.matrices.prefetch(name_matrices(group.form, factors), self.timeline)
@@ -393,9 +374,7 @@ class SnapshotPlan:
         return torch.stack(rows) if kept is None else kept
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make()`; plans of a frame compute it once for all snapshots that share one backward
-        pass.
-        """
+        """Return the result of `make()`; plans of a frame compute it once for all snapshots of a backward pass."""
         return make()
 
     def defer(self, work: Callable[[], None], owner: Hashable = None) -> None:
@@ -458,9 +437,7 @@ class SnapshotPlan:
         return [rows[: self.parts[time].num_nodes] for rows, time in zip(out.unbind(0), times, strict=True)]
 
     def _read_flat(self, times: range) -> list[Tensor]:
-        """Return features of snapshots as `[N, F]`, with rows of zeros for missing nodes; on the device, if it has no
-        memory limit.
-        """
+        """Return features of snapshots as `[N, F]`, zeros for missing nodes; on a device without memory limit."""
         given = [x for x in (self.parts[time].x for time in times) if x is not None]
         assert len(given) == len(times), "their numbers were counted"
         if self.budget.limit is None and self.device.type != "cpu":
@@ -470,9 +447,7 @@ class SnapshotPlan:
         return [F.pad(x, (0, 0, 0, self.num_nodes - x.shape[0])) if x.shape[0] < self.num_nodes else x for x in flat]
 
     def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
-        """Return the result of `make()` for a snapshot, which must depend on nothing else; kept while the budget
-        lasts.
-        """
+        """Return the result of `make()` for a snapshot, which depends on nothing else; kept if the budget lasts."""
         if (key, time) in self._kept:
             return self._kept[key, time]
         with torch.no_grad():
@@ -494,9 +469,7 @@ class SnapshotPlan:
 
     def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
                         transposed: bool = False) -> Tensor:  # fmt: skip
-        """Aggregate other rows `[N, W, F]` of snapshots from `first` on, or with `transposed` their gradient; without a
-        gradient of its own.
-        """
+        """Aggregate rows `[N, W, F]` of snapshots from `first` on, or with `transposed` their gradient."""
         num_nodes, last = x.shape[0], first + x.shape[1]
         x = F.pad(x, (0, 0, 0, 0, 0, self.num_nodes - num_nodes)) if num_nodes < self.num_nodes else x
         while True:

@@ -260,9 +260,7 @@ class SnapshotStream:
 
     @ordinary_tensors()
     def _read_anew(self, snapshot: Any, time: int, written: list[tuple[int, str]]) -> None:
-        """Replace tensors of a snapshot, by store and key, that a program wrote to, by copies of the source's
-        tensors.
-        """
+        """Replace tensors that a program wrote to, by store and key, by copies of the source's tensors."""
         stores = self._source[time].stores
         for place, key in written:
             store, given = snapshot.stores[place], stores[place][key]

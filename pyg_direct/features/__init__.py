@@ -10,10 +10,9 @@
 - `row_files.py`, `row_dtypes.py`: tables in files, and rows stored in fewer bits.
 - `packed_rows.py`: tables rewritten in another order.
 - `range_reader.py`, `disk_rates.py`: many rows of a file by large requests, and what a request costs the disk.
-- `staged_reader.py`, `gpu_direct_reader.py`: the same into GPU memory, through page-locked memory and by GPUDirect
-  Storage.
+- `device_reader.py`: the same into GPU memory, through page-locked memory or by GPUDirect Storage.
 - `paged_array.py`: numbers of an array in a file, by position.
 - `tier_report.py`: rows that each tier holds and has served.
-- `process_sharing.py`, `feature_copies.py`: one feature for several processes of a host; copies and pickles.
+- `process_sharing.py`: one feature for several processes of a host, its copies and its pickles.
 - `unified_tensor.py`, `unified_device.py`: `UnifiedTensor`, and the device `unified` in torch.
 """

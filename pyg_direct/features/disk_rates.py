@@ -19,7 +19,7 @@ import numpy as np
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.errors import ArgumentError, FileError
 from pyg_direct.features.row_files import RowFile
-from pyg_direct.kernels.rows.file_ranges import LEAST_BLOCK, PAGE, read_file_ranges_cpu
+from pyg_direct.kernels.rows.file_rows import LEAST_BLOCK, PAGE, read_file_ranges_cpu
 
 # Of a measurement: reads at random, how often, bytes in order, bytes of a request in order, threads that read at random
 # and in order, and requests between two looks at the clock.
@@ -43,12 +43,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class DiskRates(NamedTuple):
-    """Rates of a disk.
-
-    Attributes:
-        in_order: Bytes per second in order, by large requests.
-        at_random: Pages per second at random.
-    """
+    """Rates of a disk. `in_order`: Bytes per second in order, by large requests."""
 
     in_order: float
     at_random: float
@@ -62,11 +57,7 @@ class DiskRates(NamedTuple):
 
 
 def read_timeout() -> float:
-    """Return the seconds after which a disk that gives no bytes is an error: `PYG_DIRECT_DISK_TIMEOUT`.
-
-    Raises:
-        ArgumentError: it is set to something else than a number above 0.
-    """
+    """Return the seconds after which a disk that gives no bytes is an error: `PYG_DIRECT_DISK_TIMEOUT`."""
     given = os.environ.get("PYG_DIRECT_DISK_TIMEOUT", "").strip()
     if not given:
         return _TIMEOUT
@@ -80,15 +71,7 @@ def read_timeout() -> float:
 
 
 def find_rates(file: RowFile, known_elsewhere: DiskRates | None = None) -> DiskRates | None:
-    """Return the rates of the disk of a file, measured once for each file system; None for a file that is too short
-    to measure them.
-
-    Args:
-        known_elsewhere: Rates that another process of this host has measured.
-
-    Raises:
-        FileError: see `measure_disk`.
-    """
+    """Return the rates of the disk of a file, measured once a file system; None for a file too short for it."""
     if file.layout.offset + file.layout.num_bytes < _LEAST_BYTES:
         return None
     device = os.fstat(file.handle).st_dev
@@ -154,9 +137,6 @@ def measure_disk(file: RowFile) -> DiskRates:
     read.
 
     It takes a fraction of a second. If the file system has no reads past the cache, cached pages are counted too.
-
-    Raises:
-        FileError: the disk gives no bytes; the byte is named.
     """
     size = file.layout.offset + file.layout.num_bytes
     pages, pieces = max(1, size // PAGE), max(1, min(size, _STREAM) // _PIECE)

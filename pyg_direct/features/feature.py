@@ -29,16 +29,20 @@ from pyg_direct.features.feature_arguments import (
     find_places,
     read_disk_map,
 )
-from pyg_direct.features.feature_copies import (
+from pyg_direct.features.hot_rows import Listing, score_rows
+from pyg_direct.features.memory_rows import MemoryRows, Served, check_placing, place_rows
+from pyg_direct.features.process_sharing import (
+    Handle,
     copy_feature,
     deepcopy_feature,
+    is_shared_out,
+    open_handle,
+    read_gpus,
     reduce_feature,
     send_feature,
     share_feature,
+    share_rows,
 )
-from pyg_direct.features.hot_rows import Listing, score_rows
-from pyg_direct.features.memory_rows import MemoryRows, Served, check_placing, place_rows
-from pyg_direct.features.process_sharing import Handle, is_shared_out, open_handle, read_gpus, share_rows
 from pyg_direct.features.row_dtypes import check_narrow, narrow_rows
 from pyg_direct.features.row_files import DeviceConfig, RowFile, join_parts, open_array
 from pyg_direct.features.spilled_rows import SpilledRows, shard_rows, spill_file
@@ -171,9 +175,7 @@ class Feature:
 
     @property
     def whole(self) -> Tensor | None:
-        """Return the table, `[N, ...]` of `dtype`, if the memory of the device holds it whole in that dtype; otherwise
-        None.
-        """
+        """Return the table, `[N, ...]` of `dtype`, if memory of the device holds it whole in it; otherwise None."""
         return None if self.stored is None or self._order is not None else self.stored.whole
 
     @property
@@ -294,9 +296,7 @@ class Feature:
         return self._shape
 
     def _open(self) -> MemoryRows | SpilledRows:
-        """Return the holder of the rows; a feature that came from another process gets its device and its tables
-        here.
-        """
+        """Return the holder of rows; a feature of another process gets its device and its tables here."""
         self._filled()
         if self.stored is None:
             assert self._handle is not None

@@ -79,7 +79,6 @@ def find_places(local_order: Tensor, num_rows: int, places: Tensor | None) -> Te
 
     Args:
         local_order: int32 or int64 `[N]`, each of 0 to N - 1 once.
-        num_rows: N.
         places: Row of each `i`, counted from 1, if rows lie in another order.
     """
     order = check_ids("local_order", local_order, num_rows).cpu().long()

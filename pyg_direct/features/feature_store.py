@@ -90,9 +90,6 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
 
         Args:
             key: (group, name, index); or a group, or (group, name), for a view.
-
-        Raises:
-            KeyError: the store has nothing of this group, or no such table in it.
         """
         attr = self._tensor_attr_cls.cast(key)
         self._check_known(attr)
@@ -114,14 +111,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
                        f"{list(self._features)}{hint}")  # fmt: skip
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Put a table into the store.
-
-        Args:
-            key: (group, name, None).
-
-        Raises:
-            ArgumentError, ArgumentTypeError, NotImplementedError: the key is incomplete, or as of a table that is put.
-        """
+        """Put a table into the store. `key`: (group, name, None)."""
         attr = self._tensor_attr_cls.cast(key)
         if not (attr.is_set("group_name") and attr.is_set("attr_name")):
             group = attr.group_name if attr.is_set("group_name") else None

@@ -133,11 +133,7 @@ def check_scores(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int)
 
 
 def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> Tensor | None:
-    """Return scores of all rows, `[num_rows]`; None if all rows are equal.
-
-    Raises:
-        ArgumentError: as of `check_scores`.
-    """
+    """Return scores of all rows, `[num_rows]`; None if all rows are equal."""
     check_scores(hotness, csr_topo, num_rows)
     if isinstance(hotness, Tensor):
         return hotness
@@ -158,9 +154,7 @@ def choose_hottest(scores: Tensor | None, num_rows: int, count: int) -> Hottest:
 
 
 def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
-    """Count the rows of the topology that list each node, int64 `[num_rows]`, which is how often sampling may meet
-    it.
-    """
+    """Count the rows of the topology that list each node, int64 `[num_rows]`: how often sampling may meet it."""
     counts = torch.zeros(num_rows, dtype=torch.int64, device=csr_topo.indices.device)
     # A piece takes as much memory as its counts do, and a GPU may have little.
     step = max(1 << 22, num_rows)
@@ -283,7 +277,6 @@ def order_by_edge(picked: Tensor, indptr: Tensor, num_edges: int, eid: Tensor | 
     Args:
         picked: See `follow_chances`.
         indptr: Row offsets, int64 `[S + 1]`.
-        num_edges: E.
         eid: See `expected_edge_reads`.
     """
     # All edges of a target have one chance.
@@ -335,7 +328,6 @@ def chance_of_seeds(seeds: Tensor, num_nodes: int, batch_size: int) -> Tensor:
     Args:
         seeds: Nodes that batches begin with, int64 `[S]`; if a node is listed several times, each position may bring
             it.
-        num_nodes: N.
     """
     copies = torch.zeros(num_nodes, dtype=torch.float32, device=seeds.device)
     if seeds.numel() == 0:
@@ -350,7 +342,6 @@ def follow_chances(lists: Sequence[ListedRows], chance: Tensor, replace: bool = 
     Args:
         lists: Neighbor lists of the graph, one for each relation, on one device.
         chance: Chance of each node to be a seed, float32 `[N]`, on that device.
-        replace: Draw neighbors with replacement.
 
     Returns:
         The chances of nodes, float32 `[N]`, and for each of `lists` the chance of an edge of a row, float32 `[S]`.
@@ -388,9 +379,7 @@ _ROWS_AT_ONCE = 1 << 18
 
 
 def fit_budget(budget: int, asked: int | str, device: torch.device) -> int:
-    """Return as many of `budget` bytes as are free on the GPU; if fewer, a warning names `asked`, the
-    `device_cache_size`.
-    """
+    """Return as many of `budget` bytes as are free on the GPU; a warning names `asked` if they are fewer."""
     most = int(_HOT_SHARE * free_bytes(device.index or 0))
     if budget > most:
         warn(f"device_cache_size={asked!r} is more than the free memory of {device}; "
@@ -419,9 +408,7 @@ def copy_rows(rows: Tensor, ids: Tensor | None, target: Tensor) -> None:
 
 
 def shrink_budget(budget: int, asked: int | str) -> int:
-    """Return half of `budget` bytes, which the GPU had no memory for; a warning names `asked`, the
-    `device_cache_size`.
-    """
+    """Return half of `budget` bytes, which the GPU had no memory for; a warning names `asked`."""
     torch.cuda.empty_cache()
     warn(
         f"device_cache_size={asked!r}: GPU memory ran out for {budget} bytes of "
@@ -432,9 +419,7 @@ def shrink_budget(budget: int, asked: int | str) -> int:
 
 
 class Demand(NamedTuple):
-    """A table whose hot rows want GPU memory: expected reads of each row in a batch, `[N]`, and the bytes of one
-    row.
-    """
+    """A table whose hot rows want GPU memory: expected reads of each row in a batch, `[N]`, and bytes of a row."""
 
     reads: Tensor
     row_bytes: int
@@ -464,13 +449,7 @@ def share_budget(demands: Mapping[Any, Demand], budget: int | str) -> dict[Any, 
 
 
 class ReadCounts:
-    """Counts of reads that decay.
-
-    Args:
-        num_rows: N.
-        period: Reads between two choices of hot rows.
-        fade: Share of a count that remains after a choice.
-    """
+    """Counts of reads that decay."""
 
     def __init__(self, num_rows: int, period: int, fade: float, device: torch.device) -> None:
         # One place more, for invalid ids.
@@ -504,9 +483,7 @@ class ReadCounts:
                 stream.wait_event(self._renewed)
 
     def hand_over(self, old: Sequence[Tensor], device: torch.device) -> None:
-        """Keep the old hot rows until all streams have read them; other streams wait for the writes of the current
-        stream.
-        """
+        """Keep old hot rows until all streams have read them; other streams wait for writes of the current one."""
         for stream in self._streams.values():
             for tensor in old:
                 tensor.record_stream(stream)

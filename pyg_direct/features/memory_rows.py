@@ -61,7 +61,6 @@ class MemoryRows:
     number of bits before it is the position of the row among the hot rows; otherwise the row is read from the tier.
 
     Args:
-        dtype: Of the rows as they are read.
         hot: The hot rows, ascending by id; None if `tier` serves all.
         exponents: Exponents of float8 rows, uint8 `[N]`, in memory that kernels read.
         misses: Share of all reads that goes to other rows than hot ones.
@@ -129,9 +128,7 @@ class MemoryRows:
 
     @property
     def whole(self) -> Tensor | None:
-        """Return the table, `[N, ...]` of `dtype`, if the memory of the device holds it whole in that dtype; otherwise
-        None.
-        """
+        """Return the table, `[N, ...]` of `dtype`, if memory of the device holds it whole; otherwise None."""
         is_here = self.tier.is_gpu_memory or self.device.type == "cpu"
         return self.tier.table if is_here and self.tier.dtype == self.dtype else None
 
@@ -240,9 +237,7 @@ class MemoryRows:
         return self._nearest.table.data_ptr(), self.tier.table.data_ptr(), self.max_blocks or 0
 
     def open_gather(self, address: int) -> Gather:
-        """Return the read of rows into memory at an address, by kernels on torch's current stream: (ids, out) -> None;
-        ids are not checked.
-        """
+        """Return the read of rows on torch's current stream: (unchecked ids, address of the rows) -> None."""
         cold = None if self.hot is None else self.tier.table
         errors = unread_errors(self.device) if self.errors is None else self.errors.word
         exponents = check_widening(self.tier.dtype, self.dtype, self.exponents, self.shape[0], self.device)
@@ -316,9 +311,7 @@ class MemoryRows:
         return num_read if self.tier.is_gpu_memory else 0
 
     def describe(self, num_read: int, is_counted: bool, link: str | None) -> list[TierReport]:
-        """Return lines of a report, nearest tier first, of `num_read` reads, if they are counted; `link` connects the
-        GPU to rows of the host.
-        """
+        """Return lines of a report, nearest tier first; `link` connects the GPU to rows of the host."""
         num_hot, hot_read, lines = self.num_hot_rows, self.count_hot(num_read), []
         for tier, num_rows, tier_read in ((self._nearest, num_hot, hot_read),
                                           (self.tier, self.shape[0] - num_hot, num_read - hot_read)):  # fmt: skip
@@ -329,9 +322,7 @@ class MemoryRows:
 
 def check_placing(rows: Tensor, device: torch.device, dtype: torch.dtype, asked: int | str, *, hotness: str | Tensor,
                   csr_topo: Listing | None, is_for_many: bool) -> None:  # fmt: skip
-    """Refuse rows `[N, ...]`, stored as `dtype` for a device, if they need a ranking that `hotness` and `csr_topo` of a
-    `Feature` do not give; `asked` is its `device_cache_size`.
-    """
+    """Refuse rows `[N, ...]` that need a ranking which `hotness` and `csr_topo` do not give."""
     if rows.device == device and not is_for_many:
         # All rows of this GPU stay there, whatever the ranking.
         return

@@ -27,9 +27,7 @@ _READ_SERVED, _READ_TIER, _READS_ALL = attrgetter("served"), attrgetter("tier"),
 
 
 def _list_rows(features: Mapping[Any, Feature]) -> tuple[list[MemoryRows], list[Tensor], Tensor | None]:
-    """Return (rows of features that lie whole in memory of the device, their tables, the word for bad ids on a GPU).
-    The first feature reports bad ids.
-    """
+    """Return (rows of features that lie whole in memory of the device, tables, word for bad ids on a GPU)."""
     rows = [feature.stored for feature in features.values() if isinstance(feature.stored, MemoryRows)]
     return rows, [own.tier.table for own in rows], None if rows[0].errors is None else rows[0].errors.word
 
@@ -40,7 +38,6 @@ class ReadTyped:
     Args:
         features: By (type, key); of one dtype and row, for which `fits_typed` holds.
         types: The types in the order of the ids of a batch.
-        num_batches: How many batches stand one after the other.
     """
 
     def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str], num_batches: int) -> None:

@@ -25,7 +25,7 @@ from pyg_direct.cache_folder import sync_folder, write_whole
 from pyg_direct.errors import PARQUET, ArgumentError, FileError, needs_extra, whole_file
 from pyg_direct.features.range_reader import RangeReader
 from pyg_direct.features.row_files import PACKED, SAFETENSORS, RowFile, save_pieces
-from pyg_direct.kernels.rows.file_ranges import PAGE
+from pyg_direct.kernels.rows.file_rows import PAGE
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.host.host_memory import parse_size
@@ -40,15 +40,7 @@ _MOST_READ = 1 << 16
 
 
 def check_order(order: Tensor, num_rows: int) -> Tensor:
-    """Return an order of rows as int64 `[N]` on the CPU.
-
-    Args:
-        order: Id of each row, int32 or int64 `[N]`.
-        num_rows: N.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: it does not hold each of 0 to N - 1 once.
-    """
+    """Return an order of rows as int64 `[N]` on the CPU. `order`: Id of each row, int32 or int64 `[N]`."""
     order = check_ids("order", order, num_rows).cpu().long()
     seen = torch.zeros(num_rows, dtype=torch.bool, device="cpu")
     seen[order] = True
@@ -298,7 +290,6 @@ def _deal_rows(reader: RangeReader, numbers: np.ndarray, handle: int, offset: in
 
     Args:
         numbers: Row of the old file for each row of the new one, int64 `[N]`.
-        rows: Memory for the rows of a piece.
     """
     count, (step, row_bytes) = len(numbers), rows.shape
     piece_of_row = np.empty(count, np.int32)

@@ -18,8 +18,7 @@ from pyg_direct.errors import FileError, IdError
 from pyg_direct.features.disk_rates import find_rates, measure_disk
 from pyg_direct.features.range_reader import DiskReads, RangeReader
 from pyg_direct.features.row_files import RowFile
-from pyg_direct.kernels.rows.file_pages import list_pages_cpu, take_numbers_cpu
-from pyg_direct.kernels.rows.file_ranges import PAGE
+from pyg_direct.kernels.rows.file_rows import PAGE, list_pages_cpu, take_numbers_cpu
 from pyg_direct.ops.run_kernel import run_cpu
 from pyg_direct.runtime.host.host_memory import available_bytes
 
@@ -42,11 +41,7 @@ class PagedArray:
         file: The array, `[E]`, with a number of bytes a number that divides a page.
         num_bytes: Host memory for pages; None takes an eighth of the free memory, of all processes together.
 
-    Raises:
-        FileError: the numbers do not begin at a multiple of their size.
-
     Attributes:
-        file: As given.
         num_processes: Processes of this host that read the file, as known before the first read.
     """
 
@@ -118,15 +113,7 @@ class PagedArray:
         self._process = os.getpid()
 
     def take(self, positions: np.ndarray) -> np.ndarray:
-        """Return the numbers at positions, `[n]` of the dtype of the file.
-
-        Args:
-            positions: int64 `[n]`, in any order.
-
-        Raises:
-            FileError: the file changed, was cut short, or the disk fails or gives no bytes; the byte is named.
-            IdError: a position lies outside the array.
-        """
+        """Return the numbers at positions, `[n]` of the dtype of the file. `positions`: int64 `[n]`, in any order."""
         if len(positions) == 0:
             return np.empty(0, _dtype_of(self.file))
         if self._process != os.getpid():
@@ -227,11 +214,7 @@ def _reopen(path: str, layout: Any, num_bytes: int | None) -> PagedArray:
 
 
 def open_integers(path: str | os.PathLike[str], name: str, dtypes: tuple[torch.dtype, ...]) -> RowFile:
-    """Open an array `[n]` of integers in a file; `name` is the argument that names it.
-
-    Raises:
-        FileError: it cannot be read, or holds a table or numbers of another dtype.
-    """
+    """Open an array `[n]` of integers in a file; `name` is the argument that names it."""
     file = RowFile(path)
     if len(file.layout.shape) != 1 or file.layout.dtype not in dtypes or file.order is not None:
         known = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

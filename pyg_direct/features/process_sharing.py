@@ -1,4 +1,4 @@
-"""Features that several processes of a host read: a handle sent to each and opened by each for its device.
+"""Features that processes of a host read: a handle sent to each, opened by each for its device; copies and pickles.
 
 Rows on the host exist once, in shared memory. `choose_cold` chooses the kind of host memory for rows that are not hot,
 by the memory of the hosts. Hot rows are copied by every GPU (`device_replicate`). Or they exist once in the memories of
@@ -8,6 +8,7 @@ the clique.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections import Counter
@@ -21,6 +22,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, CudaError, PlacementWarning, warn
 from pyg_direct.features.hot_rows import choose_hottest, copy_rows, fit_budget, score_rows
 from pyg_direct.features.memory_rows import MemoryRows
+from pyg_direct.features.spilled_rows import SpilledRows
 from pyg_direct.features.tiers.choice import open_table
 from pyg_direct.ops.argument_checks import check_choice
 from pyg_direct.ops.rows.gather_rows import Directory
@@ -30,6 +32,7 @@ from pyg_direct.runtime.cuda.memory import Block, allocate, fill
 from pyg_direct.runtime.cuda.peer_memory import GRANULE, DeviceGroup, Spread, check_devices, p2pCliqueTopo
 from pyg_direct.runtime.host.host_memory import HOST_SHARE, available_bytes, parse_size
 from pyg_direct.runtime.host.shared_memory import SharedMemory, find_shared, pin, share
+from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
 POLICIES = ("device_replicate", "p2p_clique_replicate")
 # Arguments of a `Feature` that a handle brings along.
@@ -38,12 +41,7 @@ COLD_POLICIES = ("auto", "unified", "pinned", "shard")
 
 
 class Room(NamedTuple):
-    """Host memory that a process reports.
-
-    Attributes:
-        host: A word that the processes of the host have in common.
-        is_shared: True if its rows lie in memory that processes share already.
-    """
+    """Host memory that a process reports. `is_shared`: True if its rows lie in memory that processes share already."""
 
     host: str
     num_bytes: int
@@ -214,8 +212,6 @@ class Handle:
 
     Attributes:
         shape: Of the table, `[N, ...]`.
-        stored: Dtype of the stored rows.
-        dtype: Dtype of the rows as they are read.
         cold: Memory in which GPUs read rows that are not hot: `unified` or `pinned`.
         exponents: Of float8 rows, uint8 `[N]`.
         misses: Share of all reads that miss the hot rows, by listings, for each entry of `hot`.
@@ -248,7 +244,6 @@ def share_rows(feature: Any, cpu_tensor: Tensor, rows: Tensor, exponents: Tensor
 
     Args:
         cpu_tensor: The user's tensor, which becomes a view of shared memory if possible.
-        rows, exponents: The same rows as they are stored.
     """
     is_plain = not (cpu_tensor.requires_grad or cpu_tensor.is_conj() or cpu_tensor.is_neg() or cpu_tensor.is_cuda)
     source = cpu_tensor if is_plain and cpu_tensor.is_contiguous() else rows.cpu().contiguous()
@@ -301,7 +296,6 @@ def make_handle(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat
 
     Args:
         rows: `[N, ...]` on the CPU, contiguous; becomes a view of shared memory.
-        dtype: Dtype they are read as.
         exponents: Of float8 rows.
         heat: How often each row is read, `[N]`; None takes the first rows for hot.
         budget: GPU memory in bytes for the hot rows of each GPU.
@@ -406,3 +400,104 @@ def _say(handle: Handle, row_bytes: int) -> None:
     _LOGGER.info(
         "%d rows of %d bytes: %s; the others %s, %.1f GB of host memory in %d + 1 copies", handle.shape[0], row_bytes,
         "; ".join(groups), handle.cold, (copies + 1) * size / 1e9, copies)  # fmt: skip
+
+
+# Arguments that a saved feature is made with again.
+_SAVED_OPTIONS = ("device_cache_size", "cache_policy", "link_blocks", "store_dtype")
+
+
+def copy_feature(feature: Any) -> Any:
+    """Return another feature over the same rows."""
+    made = object.__new__(type(feature))
+    made.__dict__.update(feature.__dict__)
+    made._served = copy.deepcopy(feature._served)
+    if isinstance(feature.stored, MemoryRows):
+        made.stored = feature.stored.copy()
+        made.stored.served = made._served
+    return made
+
+
+def deepcopy_feature(feature: Any) -> Any:
+    """Return a feature with a copy of the rows; see `Feature.__deepcopy__`."""
+    if isinstance(feature.stored, SpilledRows) and not feature.stored.tier.is_collective:
+        return copy_feature(feature)
+    stored = feature.stored if isinstance(feature.stored, MemoryRows) and feature._handle is None else None
+    if feature._shape is not None and (stored is None or stored.tier.block is not None):
+        make, arguments = send_feature(feature)
+        return make(*arguments)
+    made = copy_feature(feature)
+    made._order = None if feature._order is None else feature._order.clone()
+    if isinstance(made.stored, MemoryRows):
+        made.stored.own_rows()
+    return made
+
+
+def find_stored(feature: Any) -> Tensor:
+    """Return all stored rows, `[N, ...]`, on the host unless all are in GPU memory; refuse what cannot be sent."""
+    feature._filled()
+    if isinstance(feature.stored, SpilledRows):
+        feature.stored.tier.check_sending()
+    if feature._handle is not None:
+        rows: Tensor = feature._handle.rows
+        return rows
+    assert isinstance(feature.stored, MemoryRows)
+    return feature.stored.list_stored()
+
+
+def share_feature(feature: Any) -> Handle:
+    """Return a handle for other processes of this host; see `Feature.share_ipc`."""
+    rows = find_stored(feature)
+    if feature._handle is None:
+        assert isinstance(feature.stored, MemoryRows)
+        devices = [[index] for index in range(torch.cuda.device_count())]
+        feature._handle = handle_of(feature, rows.cpu().contiguous(), feature.stored.exponents, devices)
+        if not feature.stored.is_on_gpu:
+            feature.stored.use_table(feature._handle.rows)
+    handle: Handle = feature._handle
+    handle.order = None if feature._order is None else feature._order.cpu()
+    return handle
+
+
+def send_feature(feature: Any) -> Any:
+    """Let `multiprocessing` send a feature by a handle; a receiver that is no process gets the rows."""
+    return type(feature).lazy_from_ipc_handle, (feature.share_ipc(),)
+
+
+def reduce_feature(feature: Any) -> Any:
+    """Return the call that opens a saved feature, for pickles."""
+    if feature._shape is None:
+        raise ArgumentError("a Feature without rows cannot be sent: call from_cpu_tensor or from_file first")
+    rows = find_stored(feature)
+    # Rows that were written on a GPU are there.
+    feature.synchronize()
+    options: dict[str, Any] = {name: getattr(feature, name) for name in _SAVED_OPTIONS}
+    scores = score_rows(feature.hotness, feature.csr_topo, len(rows))
+    options.update(placement=feature._placement, hotness="degree" if scores is None else scores.cpu())
+    exponents, order = None, feature._order
+    if feature._handle is not None:
+        # A handle that is not opened yet has them too.
+        exponents, order = feature._handle.exponents, feature._handle.order
+    elif isinstance(feature.stored, MemoryRows):
+        exponents = feature.stored.exponents
+    # Bytes, as torch's tensors of float8 do not come out of a pickle.
+    parts = [_detach(rows).view(-1).view(torch.uint8), None if exponents is None else _detach(exponents),
+             None if order is None else _detach(order)]  # fmt: skip
+    return open_saved, (type(feature), options, feature.dtype, rows.dtype, rows.shape, *parts)
+
+
+def _detach(part: Tensor) -> Tensor:
+    """Return a tensor on the CPU that owns all of its memory, because all of that memory is written."""
+    part = part.cpu().contiguous()
+    is_whole = part.untyped_storage().nbytes() == part.numel() * part.element_size()
+    return part if is_whole else part.clone()
+
+
+@ordinary_tensors()
+def open_saved(kind: type[Any], options: dict[str, Any], dtype: torch.dtype, stored: torch.dtype, shape: torch.Size,
+               content: Tensor, exponents: Tensor | None, order: Tensor | None) -> Any:  # fmt: skip
+    """Return the feature of a file, on the current GPU, or on the CPU if there is no GPU."""
+    feature = kind(device=resolve_device(None), **options)
+    with feature._replacing():
+        feature._take(content.view(stored).view(shape), dtype, exponents)
+        feature._order = None if order is None else order.to(feature.device)
+    return feature

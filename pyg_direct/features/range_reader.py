@@ -19,7 +19,7 @@ from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.errors import FileError
 from pyg_direct.features.disk_rates import DiskRates, choose_gap, find_block, find_rates, read_timeout
 from pyg_direct.features.row_files import Layout, RowFile
-from pyg_direct.kernels.rows.file_ranges import PAGE, read_file_ranges_cpu
+from pyg_direct.kernels.rows.file_rows import PAGE, read_file_ranges_cpu
 from pyg_direct.object_text import show_count
 from pyg_direct.profiling import show_bytes
 from pyg_direct.runtime.host.host_memory import available_bytes
@@ -49,7 +49,6 @@ def split_requests(rows: np.ndarray, offset: int, row_bytes: int, unit: int = PA
 
     Args:
         rows: Positions in the file, int64 `[n]`, ascending and unique.
-        offset: Byte of the first row of the file.
         row_bytes: Bytes of a row.
         unit: Bytes of a unit, which divide a page.
         rates: Rates of the disk, which choose the gap; None for a gap of two pages.
@@ -89,7 +88,6 @@ def find_whole_rows(rows: np.ndarray, layout: Layout, row_bytes: int, rates: Dis
 
     Args:
         rows: As in `split_requests`, at least one.
-        layout: Position of the table in its file.
         row_bytes, rates: As in `split_requests`.
     """
     bounds = split_requests(rows, layout.offset, row_bytes, PAGE, rates)
@@ -116,7 +114,6 @@ class DiskReads(NamedTuple):
         row_bytes: Bytes of a row.
         num_requests, num_pages, page_bytes: Requests, the pages that they read, and the bytes of a page. A block of the
             disk counts as a page if reads are as fine.
-        num_again: Pages that had been read before.
         num_claimed: Rows that windows of batches held, each once in a window. If all rows of the file are in memory, a
             batch is a window of its own.
         disk_rate: Bytes per second that the disk gives in order, measured; None if it was not measured.
@@ -147,9 +144,7 @@ class DiskReads(NamedTuple):
 
     @property
     def num_saved(self) -> int:
-        """Reads of rows that foresight saved: several batches shared them, they were still in memory, or another
-        process of this host had read them.
-        """
+        """Reads of rows that were shared, still in memory, or done by another process of this host."""
         return self.num_asked - self.num_rows
 
     @property
@@ -233,9 +228,6 @@ class RangeReader:
             rows: Positions in the file, int64 `[n]`, ascending and unique.
             slots: int64 `[n]`.
             out: Bytes, uint8 `[m, row_bytes]`, contiguous.
-
-        Raises:
-            FileError: the file changed, was cut short, or the disk fails or gives no bytes; the byte is named.
         """
         self.file.check()
         if len(rows) == 0:

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.rows.gather_rows import STORED
 from pyg_direct.progress import Bar
-from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.host_memory import use_large_pages
 
 # Numbers narrowed at a time, so that temporary memory is small beside the table.
 _CHUNK = 1 << 24
@@ -37,9 +37,6 @@ def narrow_rows(rows: Tensor, store_dtype: torch.dtype) -> tuple[Tensor, Tensor 
 
     Args:
         rows: float32 `[N, ...]`.
-
-    Raises:
-        ArgumentError: `rows` have another dtype, or hold a number that `store_dtype` cannot.
     """
     _check_dtype(rows, store_dtype)
     stored = use_large_pages(torch.empty(rows.shape, dtype=store_dtype, device=rows.device))
@@ -58,14 +55,7 @@ def narrow_rows(rows: Tensor, store_dtype: torch.dtype) -> tuple[Tensor, Tensor 
 
 
 def check_narrow(rows: Tensor, store_dtype: torch.dtype) -> None:
-    """Refuse rows as `narrow_rows` does, without converting them.
-
-    Args:
-        rows: float32 `[N, ...]`.
-
-    Raises:
-        ArgumentError: as raised by `narrow_rows`.
-    """
+    """Refuse rows as `narrow_rows` does, without converting them. `rows`: float32 `[N, ...]`."""
     _check_dtype(rows, store_dtype)
     for _, piece in _list_pieces(rows):
         if store_dtype == torch.float8_e4m3fn:

@@ -184,9 +184,6 @@ class RowFile:
         Args:
             ids, positions: int64 `[n]`.
             out: Bytes, uint8 `[m, row_bytes]`, contiguous.
-
-        Raises:
-            FileError: the file was cut short meanwhile, or the disk fails.
         """
         done, count = 0, len(ids)
         while True:
@@ -233,9 +230,7 @@ class RowFile:
         return handle
 
     def is_cached(self, rows: Sequence[int]) -> bool:
-        """Report whether the system's page cache holds the first bytes of these rows; False if the system does not
-        report it.
-        """
+        """Report whether the system says that its page cache holds the first bytes of these rows."""
         if not hasattr(self, "_mapped") or sys.platform != "linux":
             return False
         row_bytes = self.layout.num_bytes // len(self.rows)
@@ -430,8 +425,6 @@ def save_pieces(target: Path, rows: Tensor, pieces: Iterable[Tensor], name: str 
     Args:
         rows: Shape and dtype of the table; its memory is not read.
         pieces: Contiguous rows of it on the CPU, in order.
-        name: The argument that names the file.
-        is_shown: Show a progress bar.
     """
     header = _make_header(target, rows, name)
     num_bytes = len(header) + rows.numel() * rows.element_size()
@@ -449,11 +442,7 @@ def save_pieces(target: Path, rows: Tensor, pieces: Iterable[Tensor], name: str 
 
 
 def check_format(path: Path, dtype: torch.dtype, name: str) -> None:
-    """Check that a file of this name can hold rows of a dtype; `name` is the argument that names the file.
-
-    Raises:
-        ArgumentError: it cannot.
-    """
+    """Check that a file of this name can hold rows of a dtype; `name` is the argument that names the file."""
     _make_header(path, torch.empty(0, dtype=dtype, device="meta"), name)
 
 

@@ -37,11 +37,7 @@ SERVED: Any = threading.local()
 
 @contextmanager
 def serving(windows: Mapping[int, Tier], number: int) -> Iterator[None]:
-    """Read rows of tiers from their windows in this thread, in this block.
-
-    Args:
-        number: Number of the planned batch whose rows are read.
-    """
+    """Read rows of tiers from their windows in this thread, in this block."""
     before = getattr(SERVED, "windows", {}), getattr(SERVED, "number", -1)
     SERVED.windows, SERVED.number = windows, number
     try:

@@ -28,7 +28,6 @@ class TierReport(NamedTuple):
 
     Attributes:
         name: `GPU memory`, `memory of other GPUs`, `host memory (unified)`, ..., `file`, `other processes`.
-        num_rows: Rows it alone serves.
         num_read: Rows that were read from it; None if reads were not counted.
         link: `PCIe` or `NVLink`, over which its rows come; None for none.
     """
@@ -90,9 +89,6 @@ class Report(NamedTuple):
 
         Returns:
             The path, or without one the figure, which notebooks show.
-
-        Raises:
-            ModuleNotFoundError: matplotlib is not installed.
         """
         bars = {"rows held": [(tier.name, tier.num_rows) for tier in self.tiers],
                 "rows read": [(tier.name, tier.num_read or 0) for tier in self.tiers]}  # fmt: skip

@@ -42,13 +42,7 @@ _TABLES = 3
 
 
 class HotRows(NamedTuple):
-    """Rows that lie in GPU memory too.
-
-    Attributes:
-        ids: Ascending int64 `[H]` on the GPU.
-        directory: Finds the place of an id among them.
-        misses: Share of the reads that goes to other rows.
-    """
+    """Rows that lie in GPU memory too. `ids`: Ascending int64 `[H]` on the GPU."""
 
     ids: Tensor
     directory: Directory
@@ -67,10 +61,6 @@ class TrainedRows:
         table: `[N, D]`, contiguous, as the device sees it that computes.
         block: Memory of the host that `table` lies in; None for ordinary memory and memory of the GPU.
         hot_rows: Rows to be copied; None for none.
-        writes_through: Write hot rows to the table too.
-
-    Raises:
-        MemoryLimitError: GPU memory does not hold the hot rows.
 
     Attributes:
         placement: Memory of the table: `cuda`, `cpu`, `unified` or `pinned`.
@@ -151,9 +141,7 @@ class TrainedRows:
         self.refresh()
 
     def list_rows(self) -> Tensor:
-        """Return all rows over the same memory, `[N, D]`; a table on the host as a tensor of the CPU, after the GPU has
-        finished.
-        """
+        """Return all rows over the same memory, `[N, D]`; of the host after the GPU has finished."""
         if self.hot is not None and self.hot_rows is not None and not self._writes_through:
             _scatter(self.table, self.hot_rows.ids, self.hot)
         if self.block is None:
@@ -181,12 +169,7 @@ def _scatter(table: Tensor, ids: Tensor, rows: Tensor) -> None:
 
 def allocate_rows(shape: torch.Size, dtype: torch.dtype, placement: str, device: torch.device
                   ) -> tuple[Tensor, Block | None]:  # fmt: skip
-    """Allocate a table as `device` sees it, `[N, D]`, and the block of memory of the host; only in a block it is zero.
-
-    Raises:
-        DeviceError: the GPU reads no memory of the host here.
-        MemoryLimitError: host memory does not hold it.
-    """
+    """Allocate a table as `device` sees it, `[N, D]`, and the host memory behind it; zero only if there is some."""
     if placement in ("cpu", "cuda"):
         return torch.empty(shape, dtype=dtype, device=device), None
     block = allocate_or_fall_back(shape.numel() * dtype.itemsize, placement, device)
@@ -201,11 +184,7 @@ def allocate_rows(shape: torch.Size, dtype: torch.dtype, placement: str, device:
 
 def place_trained(shape: torch.Size, dtype: torch.dtype, placement: str, device: torch.device
                   ) -> tuple[Tensor, Block | None]:  # fmt: skip
-    """Allocate the table of an embedding; `auto` takes GPU memory if it has room for Adam's numbers too.
-
-    Raises:
-        DeviceError, MemoryLimitError: as of `allocate_rows`.
-    """
+    """Allocate the table of an embedding; `auto` takes GPU memory if it has room for Adam's numbers too."""
     if device.type == "cpu":
         return allocate_rows(shape, dtype, "cpu", device)
     if placement == "auto":

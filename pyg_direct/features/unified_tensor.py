@@ -182,9 +182,7 @@ def _fill_like(packet: Any, made: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def run_copy(target: Any, source: Any) -> Any:
-    """Run `target.copy_(source)`, one of them unified. A kernel copies over the link, because the driver's own copy out
-    of managed memory is slow.
-    """
+    """Run `target.copy_(source)`, one unified, by a kernel: the driver copies slowly out of managed memory."""
     cls = UnifiedTensor
     if isinstance(target, cls):
         if source.is_cuda and target.memory.device is not None:

@@ -272,9 +272,7 @@ class CSRTopo:
 
     @property
     def listed(self) -> str | None:
-        """Direction of the rows: `in` if a row lists the sources of a target's edges, `out` for the reverse; None for
-        given offsets.
-        """
+        """Direction of rows: `in` lists the sources of a target's edges, `out` the reverse; None for given offsets."""
         return self._listed
 
     @property
@@ -360,9 +358,7 @@ class CSRTopo:
         return True
 
     def to_cpu(self) -> CSRTopo:
-        """Return the topology with arrays in ordinary memory, which any process can read; itself if they are there
-        already.
-        """
+        """Return the topology in ordinary memory, which any process reads; itself if it is there."""
         if not self._indices.is_cuda and not any(p.blocks for p in self._placed.values()):
             return self
         arrays = [None if a is None else a.cpu().clone() for a in (self._indptr, self._indices, self._eid)]

@@ -31,7 +31,7 @@ from pyg_direct.ops.local_ids.build_csr import compress
 from pyg_direct.ops.sampling.sample_hetero import Rows, sum_weights
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.memory import Block
-from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.host_memory import use_large_pages
 from pyg_direct.typing import Device
 
 EdgeType = tuple[str, str, str]
@@ -232,17 +232,12 @@ class PlacedHetero:
 
         Args:
             ids: The edges that were picked, int64 `[n]`; not read on a GPU.
-
-        Raises:
-            IdError: one leads to no node.
         """
         if self.topo.bound is not None and not ids.is_cuda:
             check_below("neighbors of the graph", self.rows.indices.numpy()[ids.numpy()], self.topo.bound)
 
     def with_running_weights(self) -> Rows:
-        """Return the rows with `weight_before`, which sampling with replacement by weight needs; made at the first
-        request.
-        """
+        """Return the rows with `weight_before`, for sampling with replacement by weight; made at the first request."""
         if self.rows.edge_weight.numel() and not self.rows.weight_before.numel():
             before = sum_weights(self.topo.indptr, self.topo.edge_weight)
             self.rows = self.rows._replace(weight_before=before.to(self.device))
@@ -258,7 +253,6 @@ class NodeTypes:
         type_numbers: Number of each type in this order.
         type_sizes: Nodes of each type, uint64 `[T]`.
         type_starts: First id of each type in the id space, and the end of the last type, int64 `[T + 1]`.
-        id_bits: Bits of an id within any type.
     """
 
     def __init__(self, num_nodes: Mapping[str, int]) -> None:
@@ -432,9 +426,6 @@ class HeteroTopo(NodeTypes):
                 a quarter of the free memory, at least 8 GiB or half of it; otherwise `unified` or `pinned` host memory,
                 whichever is faster. If the neighbors are on the host, another array still goes to GPU memory if it
                 takes at most an eighth of the free memory. Lists in a file are sampled on the CPU: `auto` or `cpu`.
-
-        Raises:
-            ArgumentError: an unknown placement, or one that the device cannot read.
         """
         target = resolve_device(device)
         if self.lists is not None:

@@ -23,14 +23,8 @@ def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 
     Parallel edges and both directions of an edge count as one edge of their number's weight.
 
     Args:
-        num_nodes: N.
         num_parts: At least 1.
-        progress: Report the long steps that follow the stream.
-        recursive: Halve parts repeatedly instead of making all at once.
         what: Name of the feature that needs pymetis, for the message if it is not installed.
-
-    Raises:
-        ModuleNotFoundError: pymetis is not installed.
     """
     if num_parts == 1 or num_nodes == 0:
         return np.zeros(num_nodes, np.int64)

@@ -62,7 +62,6 @@ class PlacedTopology:
         indices: int32 or int64 `[E]`.
         edge_ids: int32 or int64 `[E]`, or `[0]` when the position of an edge is its id.
         placement: Memory place of `indices`: `cuda`, `unified`, `pinned` or `cpu`.
-        blocks: Memory blocks behind the arrays that the package owns.
         lists, starts: Neighbors as kernels read them, and the first position of each row in them, int64 `[N]` or
             longer. They are `indices` and `indptr` unless a part of the rows is cached.
         cached: Copies of hot rows in GPU memory; None without.
@@ -132,11 +131,7 @@ class PlacedTopology:
             block.check_process()
 
     def check_unchanged(self) -> None:
-        """Check offsets and neighbors again if a program has written to the arrays that it gave.
-
-        Raises:
-            ArgumentError, IdError: they are no longer valid rows.
-        """
+        """Check offsets and neighbors again if a program has written to the arrays that it gave."""
         versions = [array._version for array in self._counting]
         if versions != self._versions:
             check_topology(self.indptr, self.indices)
@@ -252,12 +247,6 @@ def spread_over_peers(arrays: Sequence[Tensor], device: torch.device) -> list[Te
 
     In a `torch.distributed` group the clique is among the GPUs of its processes on this host, which must all call this.
     The arrays then come from the first process. Without a group the clique is among all GPUs of the host.
-
-    Args:
-        device: A GPU.
-
-    Raises:
-        MemoryLimitError: they do not fit the memory of the clique.
     """
 
     def make(devices: list[int]) -> list[tuple[list[int], list[Spread]]]:

@@ -105,9 +105,7 @@ def derive(name: str, make: Callable[..., Any], *sources: Any) -> Any:
 
 
 def find_edges(store: Any) -> Any:
-    """Return the edges of a `Data` or of a relation that are sampled: `adj_t` if there is one, as in PyG, otherwise
-    `edge_index`; None without both.
-    """
+    """Return the sampled edges of a `Data` or relation: `adj_t`, as in PyG, otherwise `edge_index`, or None."""
     adj_t = store.adj_t if "adj_t" in store else None
     if adj_t is None:
         return getattr(store, "edge_index", None)

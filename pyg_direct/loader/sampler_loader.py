@@ -274,7 +274,7 @@ class GeneralLoader(EpochLoader):
 
     def _ahead_bytes(self) -> int:
         """Return the memory for planned batches of this process: of the host, or of a GPU that reads files itself."""
-        from pyg_direct.features.gpu_direct_reader import wants_gpu_direct
+        from pyg_direct.features.device_reader import wants_gpu_direct
 
         if isinstance(self.ahead, str):
             return parse_size(self.ahead)
@@ -338,7 +338,7 @@ class GeneralLoader(EpochLoader):
 
     def _divide_memory(self, stored: Sequence[SpilledRows]) -> list[tuple[int, int]]:
         """Return the bytes of the host, and of a GPU, for the planned rows of each table."""
-        from pyg_direct.features.staged_reader import find_device_room
+        from pyg_direct.features.device_reader import find_device_room
         from pyg_direct.features.tiers.window import RowWindow
 
         sizes = [rows.shape.numel() * rows.tier.dtype.itemsize for rows in stored]

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.features.device_reader import GpuDirectReader, StagedReader, find_device_room, wants_gpu_direct
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_direct
 from pyg_direct.features.range_reader import DiskReads
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.spilled_rows import SpilledRows
-from pyg_direct.features.staged_reader import StagedReader, find_device_room
 from pyg_direct.features.tiers.disk import file_of
 from pyg_direct.ops.rows.gather_rows import rows_in_units
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors

@@ -75,9 +75,7 @@ def accelerate_what_is_made(*, replay: bool = False) -> None:
 
 
 def _accelerate_other(paths: type[Paths], module: Any) -> None:
-    """Accelerate a layer without `ConvSpec`: in layers with one, attributes are not set yet after
-    `MessagePassing.__init__`.
-    """
+    """Accelerate a layer without `ConvSpec`; others have no attributes yet after `MessagePassing.__init__`."""
     if find_spec(type(module)) is None:
         accelerate_one(module, paths)
 
@@ -172,11 +170,7 @@ def _is_ours(model: Any, loader: Any, device: Any) -> bool:
 
 
 class Replacement(NamedTuple):
-    """A class of PyG and its replacement.
-
-    Attributes:
-        ours: The class of the objects made instead.
-    """
+    """A class of PyG and its replacement."""
 
     original: type
     ours: type

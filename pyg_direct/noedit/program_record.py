@@ -90,11 +90,7 @@ def _watch(kind: Any) -> None:
 
 
 def describe_program(*, verbose: bool = False) -> list[str]:
-    """Describe in lines the objects that were made so far, and those left to PyG.
-
-    Args:
-        verbose: Give all reasons for which calls of convolutions were left to PyG.
-    """
+    """Describe in lines the objects that were made so far, and those left to PyG."""
     made = ", ".join(f"{name} ({count})" for name, count in sorted(_made.items()))
     if os.getpid() in _starters:
         place = "this process; those that it started are not counted"

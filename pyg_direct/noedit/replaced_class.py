@@ -79,9 +79,7 @@ class _LazyIds(BaseStorage):  # type: ignore[misc]
         return next(plain for plain, lazy in _LAZY.items() if lazy is type(self)), (), state
 
     def apply(self, func: Callable[[Any], Any], *args: str) -> _LazyIds:
-        """Apply `func` to all attributes, or to the named ones. Batches move by this method; PyG's own takes twice the
-        time.
-        """
+        """Apply `func` to all or to named attributes, by which batches move, in half the time of PyG's own."""
         mapping, is_bare = self._mapping, "_cached_attr" not in self.__dict__
         # Copies of the batch share the table, so it is not edited.
         waiting = dict(self.__dict__.get("_waiting", {}))
@@ -202,7 +200,6 @@ def replace_function(original: FunctionType, ours: Callable[..., Any], serves: C
     """Make a PyG function call ours from now on.
 
     Args:
-        ours: A function with the same arguments.
         serves: Tests if ours serves a call with these arguments; otherwise PyG's code does.
     """
     plain = FunctionType(original.__code__, original.__globals__, original.__name__, original.__defaults__,
@@ -234,9 +231,7 @@ def give_back() -> None:
 
 
 def _make(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Create an object of ours, or an empty one of `cls`, which its `__init__` fills; without arguments always the
-    latter.
-    """
+    """Create an object of ours, or an empty one of `cls`, which its `__init__` fills; empty without arguments."""
     stand_in = _STAND_INS.get(original)
     if stand_in is not None and (args or kwargs):
         if cls is not original and not _is_alias(cls, original):

@@ -197,9 +197,7 @@ def check_same_device(name: str, tensor: Tensor, other_name: str, other: Tensor)
 
 
 def check_topology_kinds(indptr: Tensor, indices: Tensor) -> None:
-    """Check `indptr` int64 `[N + 1]` and `indices` int32 or int64 `[E]`, on one device, without reading their
-    values.
-    """
+    """Check `indptr` int64 `[N + 1]` and `indices` int32 or int64 `[E]`, on one device; values are not read."""
     for name, array in (("indptr", indptr), ("indices", indices)):
         if not isinstance(array, Tensor):
             raise ArgumentTypeError(f"{name} must be a tensor, got {type(array).__name__}")
@@ -242,7 +240,6 @@ def refuse_unknown(owner: type, given: Mapping[str, Any], known: Collection[str]
 
     Args:
         given: Options that its constructor does not name.
-        known: Options among them that another class takes.
     """
     for name in given:
         if name in known:

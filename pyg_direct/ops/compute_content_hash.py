@@ -53,9 +53,7 @@ def glance_only() -> Iterator[None]:
 
 
 def read_content(value: Any) -> Content:
-    """Read the contents of a tensor, an array, or a sparse tensor of torch or torch_sparse; empty for any other
-    object.
-    """
+    """Read the contents of a tensor, an array, or a sparse tensor; empty for any other object."""
     parts = [_read_words(part) for part in _list_parts(value)]
     return Content(_read_form(value), _sum_parts(parts, _FEW_PIECES, _FEW_BYTES),
                    _sum_parts(parts, _PIECES, WHOLE_BYTES))  # fmt: skip

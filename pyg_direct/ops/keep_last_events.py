@@ -48,7 +48,6 @@ def check_events(num_nodes: int, src: Tensor, dst: Tensor) -> tuple[Tensor, Tens
     """Check both ends of events, and return them as int64.
 
     Args:
-        num_nodes: N.
         src, dst: int64 or int32 `[B]` on one device; on a CPU within [0, N).
     """
     src, dst = (check_ids(name, ids, num_nodes).long() for name, ids in (("src", src), ("dst", dst)))
@@ -91,9 +90,6 @@ def read_rows(rows: LastNeighbors, n_id: Tensor) -> tuple[Tensor, Tensor, Tensor
     Returns:
         The nodes and their neighbors, ascending, int64 `[U]`; edges from neighbors to nodes, as places in the former,
         int64 `[2, E]`, node after node, the latest first; the numbers of their events, int64 `[E]`.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; also of earlier events.
     """
     num_nodes, size = rows.e_id.shape
     n_id = check_ids("n_id", n_id, num_nodes).long()
@@ -175,13 +171,7 @@ class Chosen(NamedTuple):
 
 
 class MessageLog:
-    """Events of N nodes on one device; see the head of the file.
-
-    Args:
-        num_nodes: N.
-        width: F, values of a message.
-        dtype: Dtype of messages.
-    """
+    """Events of N nodes on one device; see the head of the file. `width`: F, values of a message."""
 
     def __init__(self, num_nodes: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.num_nodes, self.device = num_nodes, device

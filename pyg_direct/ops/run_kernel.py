@@ -32,16 +32,12 @@ def runs_on_gpu(tensor: Tensor) -> bool:
 
 
 def is_heard(tensor: Tensor) -> bool:
-    """Report whether a mode, or a batch of gradients, needs torch's dispatcher. Other calls bypass it, because it takes
-    longer than the launch.
-    """
+    """Report whether a mode or a batch of gradients needs torch's dispatcher, slower than a launch."""
     return torch._C._len_torch_dispatch_stack() > 0 or is_batch(tensor)
 
 
 def is_batch(tensor: Tensor) -> bool:
-    """Report whether a tensor stands for a batch, of gradients or of `torch.func.vmap`, and has no memory of its
-    own.
-    """
+    """Report whether a tensor stands for a batch, of gradients or of `torch.func.vmap`, without memory."""
     return torch._C._functorch.is_legacy_batchedtensor(tensor) or torch._C._functorch.is_batchedtensor(tensor)
 
 
@@ -73,9 +69,7 @@ def grid_for(items: int, tensor: Tensor) -> int:
 
 
 def shared_grid(tensor: Tensor, rows: int, block_rows: int, resident_blocks: int) -> int:
-    """Return the blocks that share rows, each `block_rows` at a time, at most as many as the GPU of `tensor` holds at
-    once.
-    """
+    """Return the blocks that share rows, `block_rows` at a time, at most as many as the GPU holds at once."""
     return min(full_grid(tensor, resident_blocks), -(-rows // block_rows))
 
 
@@ -154,9 +148,7 @@ _DISPATCHES: dict[GpuKernel, _Dispatch] = {}
 
 
 def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None) -> None:
-    """Enqueue a GPU grid on `stream`, or on torch's current stream. Every tensor must be contiguous and on the GPU; the
-    kernel sees it without its shape.
-    """
+    """Enqueue a GPU grid on `stream`, or on torch's current one; tensors are contiguous, on the GPU, and seen flat."""
     if SIMULATED:
         kernel.simulate(grid, kernel.threads, [a.view(-1).numpy() if isinstance(a, Tensor) else a for a in args])
         return
@@ -227,7 +219,6 @@ def pull_by_torch(run: Callable[..., Sequence[Tensor]], given: Sequence[Tensor |
     if gradients are enabled.
 
     Args:
-        run: The step by functions that torch differentiates.
         given: Inputs; None for those that are missing, which need no gradient.
         grads: Gradient of each result, None if nothing depends on it.
     """

@@ -136,9 +136,7 @@ def count_edges(edges: Any) -> int:
 
 
 def _check_tables(features: FeatureStore, num_nodes: dict[Any, int], edges: dict[Any, Any]) -> None:
-    """Refuse tables with fewer rows than nodes or edges; only our `FeatureStore` is checked, as others may store rows
-    differently.
-    """
+    """Refuse tables of our `FeatureStore` with fewer rows than nodes or edges; others may store rows differently."""
     if not isinstance(features, OwnStore):
         return
     for attr in features.get_all_tensor_attrs():
@@ -325,9 +323,6 @@ def find_places(store: Any, name: str) -> Tensor | None:
     """Find the positions in `edge_index` of the edges of `adj_t`, int64 `[E]`.
 
     Edge ids follow `adj_t`, attributes follow `edge_index`. None if both have the same order, or only one is given.
-
-    Args:
-        store: The store of a graph or relation.
     """
     adj_t, edge_index = store.get("adj_t"), store.get("edge_index")
     if adj_t is None or edge_index is None:
@@ -362,11 +357,7 @@ def _match_edges(adj_t: Any, edge_index: Tensor) -> Tensor | None:
 
 
 def place_rows(store: Any, name: str, device: torch.device) -> Tensor | None:
-    """Find the positions as `find_places` does, on a device; None if there are no attributes of edges.
-
-    Raises:
-        ArgumentError: an edge of `adj_t` is missing from `edge_index`.
-    """
+    """Find the positions as `find_places` does, on a device; None if there are no attributes of edges."""
     if "adj_t" not in store or not any(store.is_edge_attr(key) for key in store if key not in ("edge_index", "adj_t")):
         return None
     places = find_places(store, name)
@@ -454,11 +445,7 @@ def refuse_features(data: Any) -> None:
 
 
 def read_parts(data: Any, time_attr: str | None = None, weight_attr: str | None = None) -> Parts:
-    """Read the parts of a graph that sampling needs.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: another kind of graph, or a missing attribute.
-    """
+    """Read the parts of a graph that sampling needs."""
     check_graph(data)
     for name, attr in (("time_attr", time_attr), ("weight_attr", weight_attr)):
         if attr is not None and not isinstance(attr, str):
@@ -553,9 +540,7 @@ def _count_met(kind: str, edges: Mapping[EdgeType, Any]) -> int:
 
 
 def _read_edges(edges: Any, form: str) -> Any:
-    """Read an edge list `[2, E]`, sources first; for `in` and `out`, rows of a store in this direction are not
-    expanded.
-    """
+    """Read an edge list `[2, E]`, sources first; for `in` and `out`, rows of a store as such are not expanded."""
     if isinstance(edges, CSRTopo):
         if form == (edges.listed or "in"):
             return edges
@@ -596,9 +581,7 @@ def _read_edges(edges: Any, form: str) -> Any:
 
 
 def settle_filter(filter_per_worker: bool | None, data: Any) -> bool:
-    """Replace None by PyG's default: True unless the graph lies on a GPU. PyG's own warning would configure logging
-    globally.
-    """
+    """Replace None by PyG's default: True unless the graph lies on a GPU, without PyG's warning."""
     if filter_per_worker is None:
         return not (isinstance(data, Data | HeteroData) and data.is_cuda)
     return filter_per_worker

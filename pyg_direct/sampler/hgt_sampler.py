@@ -176,9 +176,7 @@ class HGTSampler(OwnSampler):
 
 
 def _read_samples(num_samples: Any, data: HeteroData) -> dict[str, list[int]]:
-    """Read the number of nodes of each type in each layer, for every type with edges, all with the same number of
-    layers.
-    """
+    """Read the nodes of each type in each layer, for every type with edges, for equally many layers."""
     node_types = data.node_types
     if not isinstance(num_samples, Mapping):
         return dict.fromkeys(node_types, check_fanouts("num_samples", num_samples))

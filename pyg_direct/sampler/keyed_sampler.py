@@ -95,9 +95,7 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
         return f"topology: {self._open_topology()}"
 
     def _leave_gpu_in_worker(self) -> None:
-        """Sample on the CPU in a worker process of a PyG loader, which cannot use the GPU of its parent; draws do not
-        change.
-        """
+        """Sample on the CPU in a worker of a PyG loader, which cannot use its parent's GPU; draws do not change."""
         if self.device.type == "cuda" and torch.utils.data.get_worker_info() is not None:
             _LEFT.append(dict(self.__dict__))
             self.device, self._chooses_device = torch.device("cpu"), False

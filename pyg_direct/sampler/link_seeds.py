@@ -69,9 +69,6 @@ def find_ways(parts: Parts, edge_type: EdgeType | None, *, with_reverse: bool, i
         edge_type: The relation of the links; None without types.
         is_bidirectional: The batch has edges in both directions, so that either one leaks a link.
         rev_edge_type: The relation of the reverse edges; None to find it.
-
-    Raises:
-        ArgumentError: the reverse relation is not known, or does not lead back.
     """
     if not parts.is_hetero:
         return ((LINKS, False), (LINKS, True)) if with_reverse or is_bidirectional else ((LINKS, False),)
@@ -390,11 +387,7 @@ def _ask_for(neg_sampling: NegativeSampling, end: str, count: int, num_nodes: in
 
 
 class Links:
-    """The links of a batch, positive ones first.
-
-    Attributes:
-        is_hetero: True if the graph has types.
-    """
+    """The links of a batch, positive ones first. `is_hetero`: True if the graph has types."""
 
     def __init__(self, index: EdgeSamplerInput, parts: Parts, device: torch.device) -> None:
         self._index, self._device, self.is_hetero = index, device, parts.is_hetero
@@ -627,11 +620,7 @@ class CapturedLinks:
 
 
 class PendingLinks:
-    """Pending sample around links.
-
-    Args:
-        disjoint: True if each end has its own tree.
-    """
+    """Pending sample around links. `disjoint`: True if each end has its own tree."""
 
     def __init__(self, links: Links, sample: Pending | PendingOutput | Finished | Sample, disjoint: bool) -> None:
         self._links, self._sample, self._disjoint = links, sample, disjoint

@@ -66,9 +66,6 @@ class Fanouts(NumNeighbors):  # type: ignore[misc]
     Args:
         values: A list, or one for each relation.
         default: For relations that are not named.
-
-    Raises:
-        ValueError: PyG refuses them, for the reason given.
     """
 
     def __init__(self, values: Any, default: Any = None) -> None:
@@ -140,9 +137,7 @@ def _list(edge_types: Sequence[EdgeType]) -> str:
 
 @dataclass
 class Opened:
-    """State shared by copies of a sampler: the parts of its graph, placed topologies, plans, and sources of
-    negatives.
-    """
+    """State shared by copies of a sampler: parts of its graph, placed topologies, plans, sources of negatives."""
 
     parts: Parts
     plans: dict[Any, Any] = field(default_factory=dict)

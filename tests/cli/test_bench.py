@@ -7,12 +7,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from pyg_direct.bench import result_row
+from pyg_direct.bench import measurements, result_row
 from pyg_direct.bench.gather import measure_cpu_rows
+from pyg_direct.bench.measurements import Size, choose_size
 from pyg_direct.bench.result_row import Machine, Row
-from pyg_direct.cli import bench as bench_module, measurements
+from pyg_direct.cli import bench as bench_module
 from pyg_direct.cli.app import app
-from pyg_direct.cli.measurements import Size, choose_size
 from pyg_direct.datasets import synthetic_graph
 
 GIB = 1 << 30

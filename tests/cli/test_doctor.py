@@ -15,9 +15,17 @@ from torch_geometric.data import Data
 from typer.testing import CliRunner
 
 from pyg_direct.cli import machine_report
-from pyg_direct.cli.advice import Graph, find_faults, judge_plan, judge_rates, plan_placement
 from pyg_direct.cli.app import app
-from pyg_direct.cli.machine_report import can_write, collect_facts, list_outdated
+from pyg_direct.cli.machine_report import (
+    Graph,
+    can_write,
+    collect_facts,
+    find_faults,
+    judge_plan,
+    judge_rates,
+    list_outdated,
+    plan_placement,
+)
 from pyg_direct.errors import DeviceError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.memory_placement import describe

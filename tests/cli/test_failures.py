@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pyg_direct.cli import compile_ahead, machine_report, measurements
+from pyg_direct.bench import measurements
+from pyg_direct.cli import compile_ahead, machine_report
 from pyg_direct.cli.app import app
 from pyg_direct.cli.failures import explain_missing, explain_write, name_options
-from pyg_direct.distributed.partitioning.builder import Builder
 from pyg_direct.distributed.partitioning.files import ArrayFile, OpenFiles
+from pyg_direct.distributed.partitioning.partition_graph import Builder
 from pyg_direct.errors import FileError
 
 

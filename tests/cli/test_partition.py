@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
 from pyg_direct.distributed.partitioning import partition_graph as partition_module
-from pyg_direct.distributed.partitioning.builder import Builder
 from pyg_direct.distributed.partitioning.manifest import Manifest
+from pyg_direct.distributed.partitioning.partition_graph import Builder
 from pyg_direct.errors import PartitionError
 from tests.distributed.partitions import EDGES, NODES, collect_rows, list_rows
 

@@ -17,11 +17,10 @@ from pyg_direct.distributed import (
     DistNeighborLoader,
     DistSubGraphLoader,
     dist_graph,
-    shared_arrays,
+    shared_graph,
 )
 from pyg_direct.distributed.graph_part import GraphPart
-from pyg_direct.distributed.shared_arrays import find_obstacle
-from pyg_direct.distributed.shared_graph import WholeGraph, fit_cache
+from pyg_direct.distributed.shared_graph import WholeGraph, find_obstacle, fit_cache
 from pyg_direct.errors import ArgumentError, PartitionError, RankError
 from pyg_direct.features.process_sharing import PARTS, fit_rows
 from pyg_direct.runtime.cuda.peer_memory import GRANULE
@@ -170,8 +169,8 @@ def refuse(process, descriptor, num_bytes):
     ("aaa", None), ("aba", "rank 1 is on another host than rank 0"), (["a", "a", "blind"], "rank 2 cannot open")
 ])  # fmt: skip
 def test_one_reason_is_told_to_all(monkeypatch, hosts, words):
-    monkeypatch.setattr(shared_arrays, "open_shared", refuse)
-    monkeypatch.setattr(shared_arrays, "identify_host", lambda: HOSTS[threading.get_ident()].replace("blind", "a"))
+    monkeypatch.setattr(shared_graph, "open_shared", refuse)
+    monkeypatch.setattr(shared_graph, "identify_host", lambda: HOSTS[threading.get_ident()].replace("blind", "a"))
 
     told = run_threads(lambda comm: place_apart(comm, hosts[comm.rank], monkeypatch), 3)
 
@@ -183,7 +182,7 @@ def test_one_reason_is_told_to_all(monkeypatch, hosts, words):
     (1000, None), (1001, "it takes 1001 bytes of host memory to put the graph together, which has 1000 to give")
 ])  # fmt: skip
 def test_a_graph_that_the_host_has_no_room_for_stays_in_parts(monkeypatch, num_bytes, words):
-    monkeypatch.setattr(shared_arrays, "available_bytes", lambda: 1250)
+    monkeypatch.setattr(shared_graph, "available_bytes", lambda: 1250)
 
     assert run_threads(lambda comm: find_obstacle(comm, num_bytes), 3) == [words] * 3
 
@@ -196,12 +195,12 @@ def test_a_graph_that_the_host_has_no_room_for_stays_in_parts(monkeypatch, num_b
     ([["a", "cuda", 0, "x"]] * 3, "the group is not that of all processes"),
 ])  # fmt: skip
 def test_gpus_that_cannot_are_named(monkeypatch, told, words):
-    monkeypatch.setattr(shared_arrays.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(shared_arrays.torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(shared_arrays, "_name_gpu", "xy".__getitem__)
-    monkeypatch.setattr(shared_arrays, "p2pCliqueTopo", lambda devices: SimpleNamespace(p2p_clique={0: [0], 1: [1]}))
+    monkeypatch.setattr(shared_graph.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(shared_graph.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(shared_graph, "_name_gpu", "xy".__getitem__)
+    monkeypatch.setattr(shared_graph, "p2pCliqueTopo", lambda devices: SimpleNamespace(p2p_clique={0: [0], 1: [1]}))
 
-    assert words in (shared_arrays._compare(told) or shared_arrays._compare_gpus(told))
+    assert words in (shared_graph._compare(told) or shared_graph._compare_gpus(told))
 
 
 def fail_to_open(rank, folder):

@@ -20,7 +20,7 @@ from pyg_direct import (
     save_rows,
 )
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.features import range_reader, staged_reader
+from pyg_direct.features import device_reader, range_reader
 from pyg_direct.features.disk_rates import DiskRates
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.tiers.window import RowWindow
@@ -209,7 +209,7 @@ def give_device(monkeypatch):
     """Rows of files may have so many bytes of the device; on a CPU its memory stands for a GPU's."""
 
     def give(num_bytes):
-        monkeypatch.setattr(staged_reader, "find_device_room", lambda *args: num_bytes)
+        monkeypatch.setattr(device_reader, "find_device_room", lambda *args: num_bytes)
         monkeypatch.setattr(sampler_loader, "_SMALL_BYTES", 0)
 
     return give

@@ -25,11 +25,7 @@ _MOST_OPEN = 64
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Add the file to errors of the system, which does not name it while it writes.
-
-    Raises:
-        OSError: as in the block.
-    """
+    """Add the file to errors of the system, which does not name it while it writes."""
     try:
         yield
     except OSError as error:
@@ -38,11 +34,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def create_map(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
-    """Create a `.npy` file of zeros and map it for writing, with room on the disk for all of it.
-
-    Raises:
-        OSError: there is no room, or no right to write there; the error names the file.
-    """
+    """Create a `.npy` file of zeros and map it for writing, with room on the disk for all of it."""
     with named(path):
         array = np.lib.format.open_memmap(path, "w+", dtype, shape)
         # To write to a map without room on the disk would end the process by a signal.
@@ -79,7 +71,6 @@ class ArrayFile:
     """File of an array that grows at its end: a `.npy` file of known shape, or items without a header.
 
     Args:
-        dtype: Dtype of its items.
         shape: Shape of the complete array; None for items without a header.
         length: Rows that it holds already; the remainder is dropped.
         opened: Set of open files; files that are written in turns share one.
@@ -100,11 +91,7 @@ class ArrayFile:
             file.truncate(file.tell() + length * row_bytes)
 
     def append(self, rows: np.ndarray) -> None:
-        """Write rows at the end.
-
-        Raises:
-            OSError: there is no room, or no right to write there; the error names the file.
-        """
+        """Write rows at the end."""
         if len(rows):
             items = np.ascontiguousarray(rows, self._dtype)
             with named(self._path):

@@ -152,11 +152,7 @@ def _read_parquet(read: Callable[[], Any], path: Path) -> Any:
 
 
 def load_array(value: Any, name: str) -> np.ndarray:
-    """Convert a tensor, an array or a `.npy` file (mapped, not read) to an array.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: another value.
-    """
+    """Convert a tensor, an array or a `.npy` file (mapped, not read) to an array."""
     if isinstance(value, (str, PathLike)):
         return _load(value, name)
     if isinstance(value, Tensor):

@@ -36,7 +36,6 @@ class Book:
     """Owner of each node of a type: by a hash of its id, by ranges of ids, or by a table.
 
     Attributes:
-        num_nodes, num_parts: N and P.
         bounds: First node of each part and N, int64 `[P + 1]`, for ranges.
         table: Part of each node, uint8 or int16 `[N]`, for a table. Without both, a hash assigns nodes.
     """
@@ -102,9 +101,7 @@ class Book:
         find_buckets(ids, self.num_parts, *self.find_arrays(ids.device), own, scale, add, keys)
 
     def find_arrays(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return (first nodes of all parts but the first, part of each node) on a device, as kernels find owners; an
-        unused one is empty.
-        """
+        """Return (first nodes of all parts but the first, part of each node) on a device; an unused one is empty."""
         bounds = torch.empty(0, dtype=torch.int64, device=device) if self.bounds is None else self._on(
             device, "bounds")[1:-1]  # fmt: skip
         table = torch.empty(0, dtype=torch.uint8, device=device) if self.table is None else self._on(device, "table")
@@ -149,9 +146,7 @@ FILE = "manifest.json"
 
 @dataclass
 class NodeEntry:
-    """A node type: its number of nodes, its book, and files of rows by attribute (`{part}` is replaced by the
-    folder).
-    """
+    """A node type: its number of nodes, its book, and files of rows by attribute; `{part}` stands for the folder."""
 
     name: str
     num_nodes: int
@@ -179,12 +174,10 @@ class Manifest:
     """Description of a partition on disk.
 
     Attributes:
-        num_parts: Number of parts P.
         direction: `in`: a part holds the in-edges of its nodes; `out`: their out-edges.
         is_homogeneous: True if the graph has no types; node types and relations are then names only.
         part_nodes: Nodes of each part by type, `[P][T]`.
         part_edges: Edges of each part by relation, `[P][R]`.
-        num_cut: Edges whose ends belong to different parts.
     """
 
     num_parts: int
@@ -308,11 +301,7 @@ class Manifest:
 
 
 def check_same(numbers: Sequence[int], who: str) -> None:
-    """Refuse parts of different partitions.
-
-    Args:
-        who: Owners of the parts, for the message.
-    """
+    """Refuse parts of different partitions. `who`: Owners of the parts, for the message."""
     other = next((at for at, number in enumerate(numbers) if number != numbers[0]), None)
     if other is not None:
         raise PartitionError(f"folder must hold parts of one partition, got another for {who} {other} than for {who} 0")

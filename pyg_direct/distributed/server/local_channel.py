@@ -208,9 +208,7 @@ def lay_out(arrays: list[np.ndarray]) -> tuple[list[int], int]:
 
 
 def encode(value: Any, arrays: list[np.ndarray]) -> Any:
-    """Encode a value for JSON; arrays are appended to `arrays`. Each container becomes a list that begins with its
-    name.
-    """
+    """Encode a value for JSON; arrays are appended to `arrays`. Containers become lists that begin with their name."""
     if isinstance(value, np.ndarray):
         _check_numbers(value.dtype)
         arrays.append(value)

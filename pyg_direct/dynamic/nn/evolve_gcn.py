@@ -22,9 +22,7 @@ from pyg_direct.ops.run_kernel import is_asked_again, pull_by_torch
 
 
 class EvolveTogether(torch.autograd.Function):
-    """`(aggregated [W, N, F], weight [1, F, F], parameters of the GRU)` to rows `[N, F]` of each snapshot, then the
-    weights `[1, F, F]` of each.
-    """
+    """Rows `[N, F]` of each snapshot and weights `[1, F, F]` of each, from those of the first and a GRU."""
 
     @staticmethod
     def forward(ctx: Any, aggregated: Tensor, weight: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:  # noqa: D102

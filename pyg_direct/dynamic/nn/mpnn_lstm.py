@@ -121,7 +121,6 @@ class Frame(NamedTuple):
         aggregated: First aggregation of the features, `[W, N, F]`.
         x: The features, `[W, N, F]`.
         dropout: Rate, 0 outside of training.
-        eps: Number that is added to the variances of both layers.
         norms: Layers whose running statistics see the snapshot, in a frame of one; empty if they are updated later.
     """
 
@@ -135,9 +134,7 @@ class Frame(NamedTuple):
 
 
 def suits_alone(x: Tensor, size: int) -> bool:
-    """Report whether a single snapshot takes fewer calls as a frame of one. This is so on a CPU, and on a GPU if one
-    kernel computes all of its recurrent layers.
-    """
+    """Report whether a frame of one takes fewer calls: on a CPU, or if one kernel runs all recurrent layers."""
     return not runs_on_gpu(x) or suits_two(x, (x.shape[0], 1, size))
 
 
@@ -205,9 +202,7 @@ def _drop(rows: Tensor, frame: Frame) -> tuple[Tensor, Tensor | None]:
 
 def _convolve_backward(layer: Normalised, grad: Tensor, more: Tensor | None, seen: slice, scale: Tensor, eps: float,
                        dropout: float) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """Return gradients of the input of the layer's weight, and of its parameters, from `grad` `[N, S, H]` and `more`,
-    which is added to it.
-    """
+    """Return gradients of the input of the layer's weight and of its parameters; `more` is added to `grad`."""
     count, size = grad.shape[1:]
     given = layer.given[:, seen].reshape(-1, layer.given.shape[2])
     if layer.kept is not None:
@@ -324,9 +319,7 @@ def _recur_backward(ctx: Any, grad: Tensor, seen: slice) -> tuple[Tensor, Tensor
 
 
 def _recur(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tensor], out: Tensor) -> None:
-    """Run both recurrent layers over rows `[N, W, H]` of both convolutions, and the features `[W, N, F]`, into
-    `out`.
-    """
+    """Run both recurrent layers over rows `[N, W, H]` of both convolutions and features `[W, N, F]`, into `out`."""
     num_nodes, window, size = first.shape
     if suits_two(first, first.shape):
         open_two(first, second, x, parameters, out)
@@ -475,9 +468,7 @@ class MPNNLSTM(nn.Module):
         return self._batch_norm_1, self._batch_norm_2
 
     def _goes_together(self, x: Tensor) -> bool:
-        """Report whether snapshots depend on each other only through running statistics, and no parameter was replaced:
-        torch must take or refuse replaced ones.
-        """
+        """Report whether only running statistics join snapshots, and no parameter was replaced."""
         return (
             self.window == 1
             and x.numel() // self.in_channels == self.num_nodes > 1

@@ -197,9 +197,7 @@ def step_gru(layer: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
 
 
 def is_single(layer: Any) -> bool:
-    """Report whether an LSTM is torch's own, of one layer in one direction, so that `get_parameters` returns all of
-    it.
-    """
+    """Report whether an LSTM is torch's own, of one layer and direction, all of it in `get_parameters`."""
     return (
         type(layer) is nn.LSTM
         and layer.num_layers == 1
@@ -215,9 +213,7 @@ def get_parameters(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def set_apart(rows: Tensor) -> list[Tensor]:
-    """Return the parts of contiguous `[W, ...]`, in its memory, none as a view that autograd must guard against
-    writes.
-    """
+    """Return the parts of contiguous `[W, ...]`, in its memory, without views that autograd must guard."""
     like = rows[0]
     return [
         rows.new_empty(0).set_(rows.untyped_storage(), place * like.numel(), like.shape, like.stride())

@@ -92,9 +92,7 @@ def convolve_located(found: Located, x: Tensor, operator: Operator) -> Tensor:
 
 def convolve_plain(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: GCN | Chebyshev,
                    dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
-    """Aggregate rows for edges of no plan: PyG's own normalization, then a sum. Edges without weights get ones of a
-    dtype; None takes the dtype of the rows.
-    """
+    """Aggregate rows for edges of no plan by PyG's normalization and a sum; missing weights are ones of `dtype`."""
     if not isinstance(edge_index, Tensor):
         target, source, edge_weight = edge_index.coo()
         edge_index = torch.stack([source, target])

@@ -17,7 +17,7 @@ from pyg_direct.kernels.rows.gather import PIECE
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.rows.gather_rows import Gather, choose_gather, gather_rows, scatter_rows
 from pyg_direct.runtime.cuda.memory import Block
-from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.host_memory import use_large_pages
 
 # Page-locked words in which kernels report bad ids. They are kept for the next reader: a kernel of the last one may
 # still run, and must not write into reused memory.

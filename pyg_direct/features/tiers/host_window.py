@@ -28,7 +28,7 @@ from torch import Tensor
 from pyg_direct.errors import LoaderWarning, MemoryLimitError, warn
 from pyg_direct.features.disk_rates import DiskRates, find_rates, read_timeout
 from pyg_direct.features.row_files import RowFile
-from pyg_direct.kernels.rows.file_ranges import PAGE
+from pyg_direct.kernels.rows.file_rows import PAGE
 from pyg_direct.ops.rows.gather_rows import prepare_read
 from pyg_direct.runtime.comm.host_group import identify_host
 from pyg_direct.runtime.cuda.memory import Block

@@ -22,16 +22,14 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import CudaError
+from pyg_direct.features.device_reader import GpuDirectReader, StagedReader, wants_gpu_direct
 from pyg_direct.features.disk_rates import MOST_RATIO, find_rates, measure_disk
-from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_direct
 from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, outgrows_cache
 from pyg_direct.features.spilled_rows import SERVED
-from pyg_direct.features.staged_reader import StagedReader
 from pyg_direct.features.tiers.base import TableTier, Tier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier, file_of
 from pyg_direct.features.tiers.host_window import open_host_window
-from pyg_direct.kernels.rows.file_ranges import PAGE
-from pyg_direct.kernels.rows.fresh_rows import list_fresh_rows_cpu
+from pyg_direct.kernels.rows.file_rows import PAGE, list_fresh_rows_cpu
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.rows.gather_rows import (
     DEFAULT_BLOCKS,

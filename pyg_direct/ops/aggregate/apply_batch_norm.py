@@ -60,7 +60,6 @@ def pull_normalised(grad: Tensor, more: Tensor | None, rows: Tensor, moments: Te
     Args:
         grad: Gradients of S snapshots, `[N, S, H]`.
         more: Gradients to add to it, if any.
-        begin: The first of these snapshots.
 
     Returns:
         `[N, S, H]`; then the gradients of scale and shift, and the sums of the former over nodes, `[3, S, H]`.

@@ -42,7 +42,6 @@ def add_loops(indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
     Args:
         indptr: Offsets of the targets' edges, int32 or int64 `[T + 1]` or longer; those above E count as E.
         row, target: Source and target of each edge, `[E]`, of the dtype of `indptr`. Every target is below T.
-        num_targets: T.
         dtype: Also weigh the edges as GCN does, in float32 or float64: 1 / sqrt(d_source * d_target). The degree d
             counts the edges of a target that are no loops, and one loop. Existing loops stay, with weight 0.
 
@@ -86,22 +85,19 @@ def add_loops(indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
 
 
 class Targets(NamedTuple):
-    """Targets of edges, if they are of another type than the sources.
-
-    Attributes:
-        nodes: New ones of each hop, H + 1 numbers.
-    """
+    """Targets of edges, if they are of another type than the sources. `nodes`: New ones of each hop, H + 1 numbers."""
 
     nodes: Sequence[int]
     places: Sequence[int]
 
 
-def pad_edges(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], node_places: Sequence[int],
-              edge_places: Sequence[int], out: Tensor, targets: Targets | None = None) -> None:  # fmt: skip
+def write_places(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], node_places: Sequence[int],
+                 edge_places: Sequence[int], out: Tensor, targets: Targets | None = None) -> None:  # fmt: skip
     """Write the edges of a batch to places of fixed size for each hop, without a wait for the GPU.
 
-    The i-th node of hop h takes the i-th place of hop h. Unused places of edges hold edges among nodes after the
-    batch's, shared evenly among them; with one node type they are loops. Edges stay sorted by target.
+    `fits` must hold, and edges have the right form; only ids are checked. The i-th node of hop h takes the i-th place
+    of hop h. Unused places of edges hold edges among nodes after the batch's, shared evenly among them; with one node
+    type they are loops. Edges stay sorted by target.
 
     Args:
         edge_index: Local (source, target), int32 or int64 `[2, E]`, sorted by target; edges of hop h lead to the nodes
@@ -112,29 +108,6 @@ def pad_edges(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], no
         out: `[2, sum(edge_places)]`, contiguous, of the dtype and device of `edge_index`.
         targets: Targets of the edges; None if they have the sources' type.
     """
-    num_hops = len(edges)
-    ends = Targets(nodes, node_places) if targets is None else targets
-    if not num_hops + 1 == len(nodes) == len(node_places) == len(edge_places) + 1:
-        raise ArgumentError(f"nodes and node_places must have one number more than edges and edge_places, got "
-                            f"{len(nodes)}, {len(node_places)}, {len(edges)} and {len(edge_places)}")  # fmt: skip
-    if not num_hops + 1 == len(ends.nodes) == len(ends.places):
-        raise ArgumentError(f"targets must have {num_hops + 1} numbers each, got {len(ends.nodes)} and "
-                            f"{len(ends.places)}")  # fmt: skip
-    if not fits(nodes, edges, node_places, edge_places, targets=targets):
-        raise ArgumentError(f"node_places and edge_places must hold {list(nodes)} nodes and {list(edges)} edges, and "
-                            f"a node more where edges are left over, got {list(node_places)} and "
-                            f"{list(edge_places)}")  # fmt: skip
-    if edge_index.shape != (2, sum(edges)) or out.shape != (2, sum(edge_places)) or not out.is_contiguous():
-        raise ArgumentError(f"edge_index and out must be [2, {sum(edges)}] and [2, {sum(edge_places)}], got "
-                            f"{tuple(edge_index.shape)} and {tuple(out.shape)}")  # fmt: skip
-    if out.dtype != edge_index.dtype or out.device != edge_index.device:
-        raise ArgumentError(f"out must be {edge_index.dtype} on {edge_index.device}, got {out.dtype} on {out.device}")
-    write_places(edge_index, nodes, edges, node_places, edge_places, out, targets)
-
-
-def write_places(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], node_places: Sequence[int],
-                 edge_places: Sequence[int], out: Tensor, targets: Targets | None = None) -> None:  # fmt: skip
-    """Call `pad_edges` for a batch of which `fits` is known, and edges of the right form; only ids are checked."""
     if out.numel() == 0:
         return
     num_hops, ends = len(edges), Targets(nodes, node_places) if targets is None else targets

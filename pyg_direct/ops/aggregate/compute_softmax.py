@@ -186,9 +186,7 @@ def softmax_edges(source: Tensor | None, target: Tensor | None, edge: Tensor | N
 def pull_softmax(grad: Tensor, alpha: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None,
                  indptr: Tensor, row: Tensor, num_targets: int, slope: float, max_degree: int, spread: bool
                  ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return gradients of scores of edges `[E, H]`, of targets `[T, H]`, and with `spread` of sources `[N, H]`,
-    otherwise empty.
-    """
+    """Return gradients of scores of edges `[E, H]`, of targets `[T, H]`, and with `spread` of sources `[N, H]`."""
     num_edges, heads = alpha.shape
     # The gradient of sources is added at once, unless edges need theirs too.
     keeps_edges = not spread or edge is not None

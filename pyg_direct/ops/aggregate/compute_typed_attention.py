@@ -35,7 +35,6 @@ class Places(NamedTuple):
         relations, starts, sizes: The relations in this order, their first targets and their numbers of targets, `[R]`.
         source_slices, row_slices: First slice of the sources of each relation `[R + 1]`, and of the rows of each
             type's sums `[G + 1]`.
-        length: Sources of a slice.
         num_slices, rows_of, kept, num_row_slices: On the host, the number of slices of sources; the rows of each
             type's sums, and those with a gradient, the first of them; and the number of slices of rows of each type.
     """

@@ -79,9 +79,7 @@ class LongRows(NamedTuple):
     @classmethod
     def of(cls, indptr: Tensor, num_edges: int, num_targets: int, max_degree: int,
            sizes: tuple[int, int] | None = None) -> LongRows:  # fmt: skip
-        """List the slices of long rows on the device. `max_degree` or `sizes`, the most long rows and slices, may rule
-        them out.
-        """
+        """List the slices of long rows on the device, unless `max_degree` or `sizes` rule them out."""
         most_hubs = num_edges // LONG_ROW
         most_hubs, most_slices = (most_hubs, num_edges // SLICE + most_hubs) if sizes is None else sizes
         if num_edges <= LONG_ROW or 0 <= max_degree <= LONG_ROW or most_hubs == 0:
@@ -132,9 +130,7 @@ class LongRows(NamedTuple):
 
 
 def _share_pieces(num_items: int, pieces: int) -> tuple[int, int]:
-    """Return (blocks, logarithm of the threads that share a row) of a grid with a thread for each piece of each
-    item.
-    """
+    """Return (blocks, logarithm of threads that share a row) of a grid with a thread for each piece of an item."""
     lane_bits = choose_lane_bits(pieces)
     return grid_of(num_items * -(-pieces // (1 << lane_bits)), lane_bits), lane_bits
 

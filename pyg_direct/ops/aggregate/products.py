@@ -75,9 +75,7 @@ def _multiply_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 @functools.cache
 def _compare(num_threads: int) -> float:
-    """Measure how many times as long as oneDNN `torch.mm` takes, at the first call on this machine; 0 without
-    oneDNN.
-    """
+    """Measure, once a machine, how many times as long as oneDNN `torch.mm` takes; 0 without oneDNN."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return 0.0
     key = f"{torch.backends.cpu.get_cpu_capability()} x{num_threads}, torch {torch.__version__}, {_VERSION}"

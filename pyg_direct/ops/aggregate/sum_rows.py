@@ -44,11 +44,7 @@ class Transposed(NamedTuple):
 
     @classmethod
     def of(cls, row: Tensor, target: Tensor, num_rows: int) -> Transposed:
-        """Sort edges by source, keeping the order within each source; on a CPU by counting, in a third of the time.
-
-        Raises:
-            IdError: on a CPU, a source does not lie in [0, num_rows).
-        """
+        """Sort edges by source, keeping the order within each source; on a CPU by counting, in a third of the time."""
         if torch.compiler.is_compiling() or runs_on_gpu(row) or is_heard(row):
             ordered, edge = torch.sort(row, stable=True)
             return cls(compress_ids(ordered, num_rows), target.index_select(0, edge), edge)
@@ -233,9 +229,7 @@ def _weigh(rows: Tensor, share: Tensor | None) -> Tensor:
 
 def _differentiate(grad: Tensor, x: Tensor | None, weight: Tensor | None, indptr: Tensor, row: Tensor | None,
                    target: Tensor, ctx: Any) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Return the gradients of a sum by functions that torch can differentiate again, for callers that ask for their
-    graph.
-    """
+    """Return gradients of a sum by functions that torch can differentiate again."""
     num_edges, (num_rows, width) = target.numel(), ctx.shape
     lifted, grad_x, grad_weight = grad.index_select(0, target), None, None
     if ctx.needs_input_grad[0]:
@@ -338,7 +332,6 @@ def pull_fused(grad: Tensor, kept: Tensor, row: Tensor, target: Tensor, num_rows
         grad: Gradients of the sums, `[T, C]`, times the scale of means.
         kept: See `sum_fused`.
         row, target: Source and target of each edge, `[E]`.
-        num_rows: N.
     """
     grad, (num_edges, pieces) = grad.contiguous(), kept.shape
     if grad.data_ptr() % PIECE:

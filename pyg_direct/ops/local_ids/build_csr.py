@@ -20,8 +20,7 @@ from pyg_direct.ops.argument_checks import INDEX_DTYPES
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import cpu_chunks, grid_for, is_heard, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.progress import show_wait
-from pyg_direct.runtime.host.host_memory import total_bytes
-from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.host_memory import total_bytes, use_large_pages
 
 # So many items, or more, are numbered in 64 bits.
 _MOST = 2**31
@@ -50,8 +49,6 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
 
     Args:
         rows, columns: int32 or int64 `[E]` on one device, values in [0, num_nodes).
-        num_nodes: N.
-        name: The user's name for the list that both are from.
     """
     for part, ids in ((name or "rows", rows), (name or "columns", columns)):
         if ids.dtype not in INDEX_DTYPES:
@@ -95,7 +92,6 @@ def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
     Args:
         rows: int32 or int64 `[E]`, values in [0, num_rows).
-        num_rows: R.
     """
     indptr = torch.zeros(num_rows + 1, dtype=torch.int64, device="cpu")
     edge_dtype = torch.int32 if rows.numel() < _MOST else torch.int64

@@ -76,18 +76,12 @@ def num_words(num_nodes: int) -> int:
 
 
 def cpu_bitmaps(num_nodes: int) -> np.ndarray:
-    """Return empty bitmaps for the threads that mark ids on a CPU in parallel, uint32 `[G, W]`: memory is taken at the
-    first mark.
-    """
+    """Return empty bitmaps, uint32 `[G, W]`, for threads that mark ids; memory is taken at the first mark."""
     return np.zeros((min(cpu_chunks(), _BITMAPS), num_words(num_nodes)), np.uint32)
 
 
 class Union:
-    """Union of several lists of ids.
-
-    Attributes:
-        ids: Each id once, ascending, int64 `[U]`.
-    """
+    """Union of several lists of ids. `ids`: Each id once, ascending, int64 `[U]`."""
 
     def __init__(self, ids: Tensor, directory: Directory | None) -> None:
         self.ids, self._directory = ids, directory
@@ -111,7 +105,6 @@ def unite(lists: Sequence[Tensor], num_nodes: int, *, method: str = "auto") -> U
 
     Args:
         lists: int64 `[n]` each, contiguous, on one device; values in [0, num_nodes), which is not checked.
-        num_nodes: N.
         method: `bitmap` (scratch of 3 N / 8 bytes), `sort` (scratch by the lists), or `auto`. `auto` takes the bitmap
             unless its scan would cost more than sorting the lists. Both give the same result.
     """

@@ -39,7 +39,7 @@ from pyg_direct.ops.run_kernel import (
     threads_for,
 )
 from pyg_direct.runtime.cuda.launch import OPEN
-from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.host_memory import use_large_pages
 from pyg_direct.runtime.host.tensor_views import as_bytes
 
 # Dtypes whose rows can be read as float32.
@@ -387,9 +387,7 @@ _ROW_BYTES = (1, 2, 4, 8, 16)
 
 
 def is_narrow(table: Tensor) -> bool:
-    """Report whether a table may be read together with others: contiguous, with rows of 1, 2, 4, 8 or 16 bytes,
-    aligned.
-    """
+    """Report whether a table may be read with others: contiguous aligned rows of 1, 2, 4, 8 or 16 bytes."""
     row_bytes = math.prod(table.shape[1:]) * table.element_size()
     return row_bytes in _ROW_BYTES and table.is_contiguous() and table.data_ptr() % row_bytes == 0
 
@@ -463,9 +461,7 @@ class NarrowReader:
 
 
 def fits_typed(table: Tensor) -> bool:
-    """Report whether a table may be read with tables of other types: contiguous, aligned rows of 1, 2, 4, 8 or n * 16
-    bytes.
-    """
+    """Report whether a table may be read with other types' tables: contiguous aligned rows, also of n * 16 bytes."""
     row_bytes = math.prod(table.shape[1:]) * table.element_size()
     is_wide = 0 < row_bytes < 2**31 and row_bytes % PIECE == 0 and table.data_ptr() % PIECE == 0
     return is_narrow(table) or (is_wide and table.is_contiguous())
@@ -515,9 +511,6 @@ class TypedReader:
         Args:
             ids: int64, contiguous; ids of all types.
             layout: The result of `list_layout`, int64 on the device.
-
-        Raises:
-            IdError: an id on the CPU is out of range.
         """
         rows = torch.empty((num_rows, *self._shape), dtype=self._dtype, device=self._device)
         if not ids.is_cuda:

@@ -30,9 +30,7 @@ def upload(words: np.ndarray | Tensor, device: torch.device) -> Tensor:
 
 
 def upload_parts(parts: Sequence[Tensor | None], device: torch.device) -> Sequence[Tensor | None]:
-    """Return tensors of the host, or None, on `device`: tensors of one dtype travel together, and writes to one do not
-    affect another.
-    """
+    """Return tensors of the host, or None, on `device`; tensors of one dtype travel together, in memory apart."""
     own = [part for part in parts if part is not None]
     if len(own) in (0, 1) or len(own) < len(parts) or len({part.dtype for part in own}) != 1:
         return [None if part is None else upload(part, device) for part in parts]

@@ -48,7 +48,6 @@ def draw_bits(items: Tensor, *, key: int, slot: int = 0) -> Tensor:
     Args:
         items: int64 `[n]`.
         key: Unsigned 64-bit key; equal keys give equal bits on any device.
-        slot: Number of the draw of an item.
     """
     items = check_ids("items", items).long()
     return _draw_each(draw_bits_gpu, draw_bits_cpu, items, key, slot, torch.empty_like(items))
@@ -61,7 +60,6 @@ def draw_below(items: Tensor, bound: int, *, key: int, slot: int = 0) -> Tensor:
         items: int64 `[n]`.
         bound: At least 1.
         key: Unsigned 64-bit key; equal keys give equal integers on any device.
-        slot: Number of the draw of an item.
     """
     items = check_ids("items", items).long()
     if bound < 1:
@@ -82,7 +80,6 @@ def draw_until(items: Tensor, times: Tensor, order: Tensor, until: Tensor, *, ke
         order: Entries to draw, in the order of these times, int64 `[N]`.
         until: The time of each item, int64 `[n]`.
         key: Unsigned 64-bit key; equal keys give equal draws on any device.
-        slot: Number of the draw of an item.
     """
     items, until = check_ids("items", items).long(), until.contiguous()
     out, is_timely = torch.empty_like(items), torch.empty(items.shape, dtype=torch.uint8, device=items.device)

@@ -62,7 +62,6 @@ class Candidates(NamedTuple):
 
         Args:
             count: Their number, which is the total of `sums`.
-            rows_first: Return nodes whose rows are read before their neighbors.
 
         Returns:
             (local ids of neighbors, then positions of the nodes whose rows list them, int64 `[2, E']`; edge ids, int64
@@ -148,7 +147,6 @@ class Sets(NamedTuple):
     """Nodes of several sets, entered in their tables.
 
     Attributes:
-        lists: The rows of all nodes.
         nodes: Nodes of all sets, one after the other, int64 `[M]`.
         begins: First place of each set, and the end of the last, int64 `[G + 1]`, on the GPU.
         offsets: First edge of each place among all, int64 `[M + 1]`.
@@ -183,8 +181,6 @@ class Sets(NamedTuple):
 
         Args:
             sums: Result of `count_edges`.
-            count: Its total.
-            rows_first: Write nodes whose rows are read before their neighbors.
 
         Returns:
             (local ids, 2 E' for a set with E' edges: of the neighbors, then of the rows, int64 `[2 * count]`; edge ids,

@@ -85,7 +85,6 @@ class Asked(NamedTuple):
         counts: Nodes that each owner has of each type, int64 `[P, T]`.
         order: Their positions in the frontier, owner after owner and type after type within each, int64 `[F]`.
         trees: Trees of the frontier, int64 `[F]`, or empty.
-        tree_shift: Position of the tree among the bits of an identity.
     """
 
     work: np.ndarray
@@ -158,11 +157,9 @@ def find_buckets(ids: Tensor, num_parts: int, bounds: Tensor, table: Tensor, own
 
     Args:
         ids: int64 `[n]`; one outside the table counts as one of part 0.
-        num_parts: P.
         bounds: First ids of all parts but the first, int64 `[P - 1]`; empty without ranges.
         table: Part of each id, uint8 or int16 `[N]`; empty without a table. Without both a hash decides.
         own: The part that asks, whose bucket is the last; -1 for none.
-        scale, add: The key is bucket * scale + add.
         keys: Output, `[n]` of `make_keys`.
     """
     if ids.numel() == 0:

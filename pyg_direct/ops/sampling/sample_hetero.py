@@ -52,7 +52,6 @@ class Frontier(NamedTuple):
         rows: Ids within their types, int64 `[F]`.
         trees: Trees they belong to, int64 `[F]`; empty without disjoint trees.
         seed_times: Time of each tree, or of each node if flags have `BY_PLACE`, int64; empty without times.
-        tree_shift: Position of the tree among the bits of an identity.
         places: Positions of these nodes' rows among the rows of their relation, int64 `[F]`, if the relation has rows
             of some nodes only; None: at their ids.
     """
@@ -116,10 +115,6 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
         entries: The work list on the device, if it is there already.
         excluded: Edges that no item picks, as `find_edges` lists them; None for none.
         lists: On a CPU: neighbors and edge ids of one relation, if they are not read from `rows`.
-
-    Raises:
-        FileError: the files of `lists` cannot be read.
-        IdError: a neighbor in them is invalid.
     """
     device, num_items = frontier.rows.device, int(work[-COLUMNS])
     entries = upload(work, device) if entries is None else entries

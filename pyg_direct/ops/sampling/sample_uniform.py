@@ -49,7 +49,6 @@ def sample_neighbors(indptr: Tensor, indices: Tensor, seeds: Tensor, *, fanout: 
         fanout: Neighbors a node; -1 takes all.
         key: Unsigned 64-bit key of the batch.
         hop: Number of the hop; hops of one key draw independently.
-        replace: Draw with replacement.
         edge_ids: Edge ids by position, int32 or int64 `[E]`; empty or None: the position is the id.
         pairs: On a GPU, instead of reading `indices` and `edge_ids`: both in one word, see `PlacedTopology`.
         sampling: `uniform`: rows draw independently; `labor`: rows that list the same nodes pick the same ones.
@@ -147,7 +146,6 @@ def spread_values(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar | No
         indptr, indices: Rows, int64 `[S + 1]` and int32 or int64 `[E]` within [0, N), which is not checked;
             on a GPU other ids are left out.
         values: Value of each row, float32 `[S]`, on the device of the rows.
-        bar: Progress bar for the edges that were read.
         num_nodes: N, the nodes that rows may list; None if they are the rows.
     """
     num_edges = indices.numel()

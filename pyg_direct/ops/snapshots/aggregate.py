@@ -134,7 +134,6 @@ def aggregate_by_edge(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: Factors
         pieces: Structures whose sum is W, edges by target.
         factors: a, b and d of these snapshots, `[N, S']`.
         low: The group's first snapshot that `x` holds.
-        transposed: Follow edges from target to source.
 
     Returns:
         `[N, S', F]`.
@@ -224,9 +223,7 @@ class SnapshotMatrices:
         return replace(self, pieces=pieces, row=row, column=column, diagonal=diagonal, _by_source=by_source)
 
     def by_source(self) -> tuple[SlicedCSR, ...]:
-        """Return the structures with sources and targets exchanged; made once, and the same ones if they are
-        symmetric.
-        """
+        """Return the structures with sources and targets exchanged, made once; the same ones if symmetric."""
         if self._by_source is None:
             turned = tuple(piece.transpose() for piece in self.pieces)
             same = all(a.equals(b) for a, b in zip(turned, self.pieces, strict=True))
@@ -264,9 +261,7 @@ def aggregate_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0,
 
 
 def multiply_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0, transposed: bool = False) -> Tensor:
-    """Compute `aggregate_snapshots` of a checked `x`, or with `transposed` its adjoint. Neither has a gradient, except
-    within transforms of functions.
-    """
+    """Compute `aggregate_snapshots` of a checked `x`, or its adjoint, without a gradient outside transforms."""
     if _goes_by_edge(x):
         return _by_edge(x, matrices, low, transposed)
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -351,9 +346,7 @@ def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: i
 
 def _sum_on_cpu(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int, places: range,
                 out: Tensor) -> None:  # fmt: skip
-    """Compute as `_forward` does, from the snapshots at these places of contiguous `x` `[N, W, F]` to the same places
-    of `out`.
-    """
+    """Compute as `_forward` from the snapshots at these places of `x` `[N, W, F]` to the places of `out`."""
     (row, column, diagonal), (count, channels) = factors, (len(places), x.shape[2])
     mine = slice(places.start, places.stop)
     if diagonal is None:
@@ -390,9 +383,7 @@ def _forward_on_gpu(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors,
 
 
 def sum_rows(x: Tensor, z: Tensor, piece: SlicedCSR, factors: _Factors, low: int, out: Tensor | None) -> Tensor:
-    """Compute d * x + a * (W (b * z)) on a GPU by a sum over CSR, or add the second term to `out`; `z` is `x`, or `x`
-    multiplied by b.
-    """
+    """Compute d * x + a * (W (b * z)) on a GPU over CSR, or add to `out`; `z` is `x`, or `x` multiplied by b."""
     shape = x.shape
     if piece.snapshot is not None:
         # Rows of all snapshots form one graph of N * S nodes.
@@ -404,9 +395,7 @@ def sum_rows(x: Tensor, z: Tensor, piece: SlicedCSR, factors: _Factors, low: int
 
 
 class _Aggregate(torch.autograd.Function):
-    """Linear in `x`; its adjoint exchanges sources and targets, and a and b. The adjoint of the adjoint is this
-    function.
-    """
+    """Linear in `x`; its adjoint exchanges sources and targets, a and b, and has this function as its adjoint."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool,

@@ -67,9 +67,7 @@ def fold_gates(parameters: Sequence[Tensor], is_spent: list[bool] | None = None)
 
 
 def fold_features(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the weight, floats `[3 * C, F]`, and the bias from aggregated features to the gates, by torch's functions;
-    in any precision and on any device.
-    """
+    """Return weight `[3 * C, F]` and bias from aggregated features to gates, by torch, on any device."""
     convs, conv_biases, linears, linear_biases = (parameters[i : i + GATES] for i in range(0, 4 * GATES, GATES))
     left = torch.stack([linear[:, : linear.shape[0]] for linear in linears])
     weight = torch.bmm(left, torch.stack(list(convs))).flatten(0, 1)
@@ -78,9 +76,7 @@ def fold_features(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def fold_states(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the halves of linear layers that see the state: of both gates, `[C, 2 * C]`, and of the proposal,
-    `[C, C]`.
-    """
+    """Return the halves of linear layers that see the state: of gates, `[C, 2 * C]`, and proposal, `[C, C]`."""
     update, reset, proposed = (linear[:, linear.shape[0] :] for linear in parameters[2 * GATES : 3 * GATES])
     return torch.cat([update, reset]).t(), proposed.t()
 
@@ -165,9 +161,7 @@ class Pulled(NamedTuple):
 
 
 def suits_two(like: Tensor, shape: Sequence[int]) -> bool:
-    """Report whether `open_two` takes parts of this shape `[N, W, H]` on a GPU. The kernels are C++, which the
-    simulator cannot run.
-    """
+    """Report whether `open_two` takes parts of shape `[N, W, H]` on a GPU; the simulator runs no C++."""
     return (
         like.is_cuda
         and like.dtype == torch.float32
@@ -196,9 +190,7 @@ def open_two(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tens
 
 
 def pull_two(grad: Tensor, first: Tensor, second: Tensor, parameters: Sequence[Tensor], begin: int = 0) -> Pulled:
-    """Return gradients of the inputs of `open_two`, from the gradient of its output for S snapshots from `begin` on:
-    `grad` `[N, S, 2 * H + F]`. States are computed again.
-    """
+    """Return gradients of `open_two` from `grad` `[N, S, 2 * H + F]` of snapshots from `begin` on."""
     num_nodes, window, size = first.shape
     seen, width = grad.shape[1:]
     count = num_nodes * seen
@@ -356,9 +348,7 @@ def step_gated(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates:
 
 
 def step_by_torch(inputs: Tensor, state: Tensor, of_gates: Tensor, of_proposal: Tensor) -> Tensor:
-    """Compute the step by torch's functions, from the features' part of the gates, `inputs` `[N, 3 * C]`, on any
-    device.
-    """
+    """Compute the step by torch's functions from the features' part of the gates, `inputs` `[N, 3 * C]`."""
     width = state.shape[1]
     gates = torch.addmm(inputs[:, : 2 * width], state, of_gates).sigmoid()
     update, reset = gates.split(width, 1)

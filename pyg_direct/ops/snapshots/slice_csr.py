@@ -47,7 +47,6 @@ class EdgeUnion(NamedTuple):
     Attributes:
         keys: target * N + source of each edge, int64 `[U]`, ascending.
         presence: Bit t is set if snapshot t has the edge, uint8 `[U]`.
-        num_snapshots: S.
     """
 
     keys: Tensor
@@ -143,7 +142,6 @@ class CSR(NamedTuple):
     Attributes:
         indptr: Offsets, int32 `[T + 1]`.
         row: Source of each edge, int32 `[E]`.
-        long_rows: Memory for the slices of long rows.
         shift: From this bit of `row` on, a bit for each snapshot that has an edge; 0 if all have all edges.
     """
 
@@ -163,9 +161,7 @@ class CSR(NamedTuple):
 
 
 def scales_here(channels: int) -> bool:
-    """Report whether `column` may be given, and is faster than multiplying it into rows of `channels` numbers
-    before.
-    """
+    """Report whether `column` is faster than multiplying it into rows of `channels` numbers before."""
     return channels >= _SCALED_HERE and channels % _NUMBERS_AT_ONCE == 0
 
 
@@ -228,7 +224,6 @@ class SlicedCSR(Arrays):
             negative) if the target, or the target in that snapshot, has several slices.
         offsets: First edge of each slice and, at the end, the number of edges, int32 `[slices + 1]`.
         cols: Source of each edge, int32 `[nnz]`.
-        num_rows: N.
         num_snapshots: S, the snapshots of the group.
         weight: fp32 or float64 `[nnz, 1]`, one weight an edge in all snapshots, or `[nnz, S]`; None for ones.
         snapshot: Snapshot that a slice belongs to, uint8 `[slices]`; None if slices belong to all.
@@ -287,9 +282,7 @@ class SlicedCSR(Arrays):
         return rows if self.snapshot is None else rows * self.num_snapshots + self.snapshot
 
     def to_csr(self) -> tuple[Tensor, Tensor]:
-        """Return offsets int32 `[N + 1]` and sources int32 `[nnz]`. If slices belong to snapshots, they describe a
-        graph whose node i * S + t is node i in snapshot t.
-        """
+        """Return offsets int32 `[N + 1]` and sources int32 `[nnz]`; node i of snapshot t is i * S + t."""
         rows, count, cols = self.rows & (_MOST - 1), self.num_rows, self.cols
         if self.snapshot is not None:
             count *= self.num_snapshots
@@ -299,9 +292,7 @@ class SlicedCSR(Arrays):
 
     @cached_property
     def csr(self) -> CSR:
-        """Return `to_csr` on a GPU, cached; if snapshots lack edges, the uppermost bits of sources mark the snapshots
-        that have them.
-        """
+        """Return `to_csr` on a GPU, cached; uppermost bits of sources mark snapshots, if some lack edges."""
         indptr, cols = self.to_csr()
         if self.presence is None:
             return CSR.of(indptr, cols, self.long_rows)
@@ -403,10 +394,8 @@ def slice_keys(keys: Tensor, num_rows: int, weight: Tensor | None = None, presen
 
     Args:
         keys: int64 `[nnz]`.
-        num_rows: N.
         weight: fp32 `[nnz, 1]` or `[nnz, S]`, or None for ones.
         presence: uint8 `[nnz]`, or None if every snapshot has every edge.
-        num_snapshots: S.
     """
     rows = torch.div(keys, max(1, num_rows), rounding_mode="floor")
     return _cut(rows, (keys - rows * num_rows).int(), num_rows, num_snapshots, weight, False, presence)
@@ -444,8 +433,6 @@ def slice_exclusives(keys: Tensor, presence: Tensor, num_rows: int, num_snapshot
     Args:
         keys: Ascending keys, int64 `[E]`.
         presence: Bits of the snapshots that have each edge, uint8 `[E]`.
-        num_rows: N.
-        num_snapshots: S.
         weight: fp32 `[E, 1]` or `[E, S]`, or None for ones; the structure holds `[nnz, 1]`.
     """
     bits = torch.arange(num_snapshots, dtype=torch.uint8, device=keys.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import queue
 import sys
 import threading
@@ -57,7 +58,6 @@ class Communicator:
     Args:
         group: Ranks of this group take part, and each of them makes its communicator; None for all. With NCCL all other
             processes must make one at the same time.
-        device: Device of the tensors that are exchanged.
         backend: `nccl` or `gloo`, for the bytes. The default is NCCL for tensors on GPUs, otherwise Gloo, which moves
             them over the host. If all processes are on one host, Gloo listens on the loopback, unless
             `GLOO_SOCKET_IFNAME` is set.
@@ -65,14 +65,10 @@ class Communicator:
         silence: Seconds that it waits for a process without a heartbeat, over Gloo.
         captured: Whether `open_segments` offers exchanges that CUDA graphs capture, equal on all ranks.
 
-    Raises:
-        RankError: another process failed before the group was formed, is gone, or does not come.
-
     Partners are the other ranks, ascending, then this one, so that data for others is contiguous.
 
     Attributes:
         rank, size: This process in the group, and their number.
-        captured: Whether batches are sampled by exchanges inside captured graphs.
         width: Words of the rows that processes begin an exchange with, equal on all ranks.
         sent: Bytes sent to other processes so far, by kind of data.
     """
@@ -191,10 +187,6 @@ class Communicator:
         """Return the exchange of segments inside captured graphs; None unless `captured`, or without other ranks.
 
         The first call is collective.
-
-        Raises:
-            DeviceError: NCCL cannot start on this rank.
-            RankError: it cannot start on another one, or that rank is gone.
         """
         if self._segments is None and self._store is not None:
             self._segments = self._connect()
@@ -268,9 +260,6 @@ class Communicator:
         Args:
             parts: uint8 `[n]`, one for each rank.
             what: Kind of the bytes, for `sent`.
-
-        Raises:
-            RankError: another process failed or is gone.
         """
         others = [part for rank, part in enumerate(parts) if rank != self.rank]
         rows = self.make_rows(torch.device("cpu"))
@@ -293,9 +282,6 @@ class Communicator:
 
         Returns:
             (these rows, the rows that the partners have for this process), on the host; one wait for the GPU.
-
-        Raises:
-            IdError: this process cannot go on.
         """
         if self._broken is not None:
             raise RankError(self._broken)
@@ -374,9 +360,7 @@ class Communicator:
 
     def _all_to_all(self, sent: Tensor, sizes: Sequence[int], sizes_back: Sequence[int], out: Tensor | None = None, *,
                     in_words: bool = False) -> Tensor:  # fmt: skip
-        """Exchange rows with each of the others, on the host if `in_words`; if `out` is on the receiving device, it
-        receives them.
-        """
+        """Exchange rows with all others, on the host if `in_words`, into `out` if it is on the receiving device."""
         wire, group = (_HOST, self._word_group) if in_words else (self._wire, self._own_group)
         sent = sent.to(wire).contiguous()
         if out is None or out.device != wire:
@@ -422,9 +406,7 @@ class Communicator:
         return self._accuse(missing, str(error)) if missing else f"an exchange with other ranks failed: {error}"
 
     def _accuse(self, missing: list[int], reason: str) -> str:
-        """Send the others the missing ranks, and return them in words; otherwise the others might find this process
-        gone first.
-        """
+        """Send the others the missing ranks, lest they find this process gone first; return them in words."""
         assert self._pulse is not None
         gone = self._pulse.tell_gone(missing)
         if self.rank in gone:
@@ -467,6 +449,13 @@ class Communicator:
         self._own_group = self._word_group = None
         if own is not words and dist.is_initialized():
             dist.destroy_process_group(own)
+
+
+def gather_json(communicator: Communicator, value: Any) -> list[Any]:
+    """Gather a JSON value of each process in all processes, by rank. Collective, in the communicator's turn."""
+    message = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    answers = communicator.exchange([message] * communicator.size, "words")
+    return [json.loads(bytes(answer.tolist())) for answer in answers]
 
 
 def _check(device: torch.device, backend: str, timeout: float, silence: float, captured: bool) -> None:

@@ -57,11 +57,7 @@ def stay_on_host() -> None:
 
 
 def check_interfaces() -> None:
-    """Check that the interfaces that Gloo is to listen on are there: otherwise no attempt to join would succeed.
-
-    Raises:
-        ArgumentError: `GLOO_SOCKET_IFNAME` names another interface.
-    """
+    """Check that the interfaces that Gloo is to listen on are there: otherwise no attempt to join would succeed."""
     names, known = [name for name in os.environ.get(GLOO, "").split(",") if name], psutil.net_if_addrs()
     missing = [name for name in names if name not in known]
     if missing:

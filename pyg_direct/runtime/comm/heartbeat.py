@@ -135,9 +135,7 @@ class Pulse:
         return [rank for rank, changed in self._changed.items() if rank in self._counts and now - changed > within]
 
     def call_roll(self) -> list[int]:
-        """Return ranks that are gone, after an exchange has failed; waits for as long as a living process takes for its
-        next heartbeat.
-        """
+        """Return ranks that are gone after a failed exchange; waits as long as a heartbeat may take."""
         self.rest()
         self.watch()
         waited = (_MISSED + 0.5) * self._beat

@@ -44,11 +44,7 @@ class Desk:
         self._door, self.path = door, path
 
     def hand_out(self, letters: Mapping[int, bytes]) -> None:
-        """Give each receiver its letter, once, until all have theirs.
-
-        Raises:
-            OSError: a receiver does not come in time, or hangs up.
-        """
+        """Give each receiver its letter, once, until all have theirs."""
         self._door.settimeout(_SECONDS)
         left = dict(letters)
         while left:
@@ -72,11 +68,7 @@ def open_desk() -> Iterator[Desk]:
 
 
 def fetch_letter(path: str, number: int) -> bytes:
-    """Fetch the letter of a number from the desk of a process of this host and user.
-
-    Raises:
-        OSError: there is no desk, or it hangs up.
-    """
+    """Fetch the letter of a number from the desk of a process of this host and user."""
     folder = os.stat(os.path.dirname(path))
     if folder.st_uid != os.getuid() or stat.S_IMODE(folder.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
         raise PygDirectError(f"letters must lie in a folder that only this user can enter, got {path!r}")

@@ -120,20 +120,12 @@ class _Lane:
             work.wait()
 
     def exchange(self, to_send: Tensor, received: Tensor, stream: int) -> None:
-        """Enqueue: segment p of `to_send` goes to rank p, whose segment stands at place p of `received`.
-
-        Args:
-            to_send, received: `[P * length]`, contiguous, on the GPU.
-        """
+        """Exchange segments; see `Transport`."""
         with on_raw_stream(stream, self._device):
             self._swap(to_send, received)
 
     def exchange_with_others(self, to_send: Tensor, received: Tensor, stream: int) -> None:
-        """As `exchange`, with segments of the other ranks alone, in the order of their numbers.
-
-        Args:
-            to_send, received: `[(P - 1) * length]`, contiguous, on the GPU.
-        """
+        """Exchange segments of the other ranks; see `Transport`."""
         if self._size == 1:
             return
         sizes = [to_send.numel() // (self._size - 1)] * self._size
@@ -197,7 +189,6 @@ class NcclSegments(_Lane):
 
         Args:
             store: Store by which the ranks find each other.
-            device, timeout: See the constructor.
         """
         segments = cls(_open_group(store, rank, size, timeout), size, device, timeout=timeout, **calls)
         segments.connect()

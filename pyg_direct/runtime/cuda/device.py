@@ -81,9 +81,7 @@ def tolerate_captures() -> Iterator[None]:
 
 
 def advise(address: int, num_bytes: int, advice: str, index: int, node: int | None = None) -> None:
-    """Advise the driver on unified memory: `advice` as in `cudaMemAdvise...`, about GPU `index` or, at -1, the CPU, of
-    which it may be one NUMA node.
-    """
+    """Advise the driver on unified memory: `cudaMemAdvise...`, GPU `index` or at -1 the CPU, or a NUMA node of it."""
     driver = load_driver()
     value = getattr(driver.CUmem_advise, "CU_MEM_ADVISE" + re.sub("([A-Z])", r"_\1", advice).upper())
     location = driver.CUmemLocation()

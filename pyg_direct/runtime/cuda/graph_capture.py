@@ -39,9 +39,7 @@ _READERS: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDicti
 
 
 def note_reader(reader: Any, index: int, multiprocessors: int) -> None:
-    """Record that `reader` occupies `multiprocessors` of GPU `index` while it reads over the link, as long as it
-    lives.
-    """
+    """Record that `reader` occupies `multiprocessors` of GPU `index` while it lives and reads over the link."""
     _READERS[reader] = index, multiprocessors
 
 
@@ -51,9 +49,7 @@ def forget_reader(reader: Any) -> None:
 
 
 def count_spared(index: int | None) -> int:
-    """Return the multiprocessors of GPU `index` that products should leave to reads over the link, which follow each
-    other.
-    """
+    """Return the multiprocessors of GPU `index` that products should leave to reads over the link."""
     taken = max((count for place, count in list(_READERS.values()) if place == index), default=0)
     wanted = max(_LEFT_FOR_EACH * taken, _LEAST_LEFT)
     return min(wanted, int(_MOST_LEFT * abilities(index).multiprocessors)) if taken else 0
@@ -61,9 +57,7 @@ def count_spared(index: int | None) -> int:
 
 @contextlib.contextmanager
 def products_leave(count: int, device: torch.device) -> Iterator[None]:
-    """Make cuBLAS plan the products of this thread and of its backward passes for `count` multiprocessors fewer. If
-    there is no cuBLAS, or `count` is 0, it plans for all.
-    """
+    """Make cuBLAS, if it is there, plan products of this thread and its backward for `count` multiprocessors fewer."""
     if count == 0 or _find_cublas() is None:
         yield
         return
@@ -79,9 +73,7 @@ def products_leave(count: int, device: torch.device) -> Iterator[None]:
 
 
 def _set_target(multiprocessors: int) -> int:
-    """Set the multiprocessors that products of the calling thread are planned for, 0 for all; returns the old
-    number.
-    """
+    """Set the multiprocessors of products of the calling thread, 0 for all; returns the old number."""
     cublas, handle, before = _find_cublas(), torch.cuda.current_blas_handle(), ctypes.c_int()
     assert cublas is not None, "asked before"
     for status in (cublas.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(before)),
@@ -218,11 +210,7 @@ class Recorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None]) -> Any:
-        """Record `work` as a graph to be replayed with `replay()`; its results are not computed before.
-
-        Raises:
-            RuntimeError: the work waits for the GPU, see `find_wait`.
-        """
+        """Record `work` as a graph to be replayed with `replay()`; its results are not computed before."""
         graph = torch.cuda.CUDAGraph()
         if self._empties:
             # Operations of earlier passes that still live in a reference cycle order gradients after streams that are

@@ -215,9 +215,7 @@ def set_stream(stream: torch.cuda.Stream) -> None:
 
 
 def on_raw_stream(stream: int, device: torch.device) -> AbstractContextManager[Any]:
-    """Make a raw stream of a GPU torch's current one in a block; 0 is the default stream, of which torch would make a
-    new one.
-    """
+    """Make a raw stream of a GPU torch's current one in a block; 0 stays the default stream."""
     if stream == 0:
         return torch.cuda.stream(torch.cuda.default_stream(device))
     return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device))

@@ -57,8 +57,14 @@ from pyg_direct.runtime.cuda.device import (
 )
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.cuda.peer_memory import see_peer
-from pyg_direct.runtime.host.host_memory import total_bytes
-from pyg_direct.runtime.host.pages import allocating_on, choose_nodes, give_back, put_on, use_large_pages
+from pyg_direct.runtime.host.host_memory import (
+    allocating_on,
+    choose_nodes,
+    give_back,
+    put_on,
+    total_bytes,
+    use_large_pages,
+)
 from pyg_direct.runtime.host.tensor_views import as_bytes, view_address
 from pyg_direct.typing import Device
 
@@ -96,11 +102,7 @@ class Block:
 
     @property
     def address(self) -> int:
-        """Address of the first byte.
-
-        Raises:
-            ForkedProcessError: this process was forked from the one that allocated GPU-visible memory.
-        """
+        """Address of the first byte."""
         self.check_process()
         return self._address
 
@@ -133,9 +135,6 @@ class Block:
             dtype, shape: Dtype and shape of the tensor, which takes the first bytes.
             device: The GPU that reads them; by default the one that the block was made for. If the block lies in the
                 memory of another GPU, kernels read it over NVLink or PCIe.
-
-        Raises:
-            DeviceError: this GPU cannot read the memory of that one.
         """
         if self.placement == "cpu":
             raise ArgumentError(f"placement must be one a GPU can read, got {self.placement!r}")
@@ -213,9 +212,6 @@ def allocate(num_bytes: int, placement: str, device: Device = None) -> Block:
         num_bytes: Size, at least 0.
         placement: `cuda`, `unified`, `pinned` or `cpu`.
         device: The GPU that will use it; ignored for `cpu`.
-
-    Raises:
-        ArgumentError, DeviceError, MemoryLimitError, CudaError: see the message; no memory stays allocated.
     """
     if placement not in PLACEMENTS:
         raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
@@ -280,9 +276,7 @@ def _empty_bytes(num_bytes: int) -> Tensor:
 
 
 def allocate_or_fall_back(num_bytes: int, placement: str, device: Device = None) -> Block:
-    """Allocate as `allocate` does, but unified falls back to pinned and pinned to cpu, with one warning that says
-    why.
-    """
+    """Allocate as `allocate`, but unified falls back to pinned and pinned to cpu, with a warning that says why."""
     reasons = []
     for attempt in (placement, *FALLBACK.get(placement, ())):
         try:
@@ -343,9 +337,7 @@ def fill(target: Tensor, source: Tensor, *, what: str = "rows", release: bool = 
 
 
 def _owns_storage(tensor: Tensor) -> bool:
-    """Report whether only this tensor views its memory, and torch allocated it (NumPy or a file may view it
-    otherwise).
-    """
+    """Report whether only this tensor views its memory, which torch, not NumPy or a file, allocated."""
     storage = tensor.untyped_storage()
     count = getattr(torch._C, "_storage_Use_Count", None)
     return (
@@ -412,24 +404,15 @@ class _Freed:
 
 
 class UnifiedPool:
-    """Unified memory of all GPUs of a process, recycled.
-
-    Attributes:
-        num_allocated, num_recycled: Requests that the driver served, and that a list served.
-    """
+    """Unified memory of all GPUs of a process, recycled."""
 
     def __init__(self) -> None:
         self._lists: dict[tuple[torch.device, int], list[_Freed]] = defaultdict(list)
         self._lock = threading.RLock()
         self._kept = 0
-        self.num_allocated = self.num_recycled = 0
 
     def take(self, num_bytes: int, device: torch.device | None) -> Block:
-        """Return a block of at least so many bytes: unified, or its fallback.
-
-        Raises:
-            MemoryLimitError: host memory does not hold it.
-        """
+        """Return a block of at least so many bytes: unified, or its fallback."""
         if device is None or num_bytes == 0 or num_bytes > _MOST_BYTES:
             return allocate_or_fall_back(num_bytes, "cpu" if device is None else "unified", device)
         size = round_size(num_bytes)
@@ -444,12 +427,10 @@ class UnifiedPool:
             except CudaError:
                 self.clear()
                 block = allocate_or_fall_back(size, "unified", device)
-            self.num_allocated += 1
         else:
             for event in found.events:
                 event.synchronize()
             block = found.block
-            self.num_recycled += 1
         if block.placement == "unified":
             block.recycle = self._put
         return block

@@ -164,11 +164,7 @@ class Spread:
         return cls([Chunk(chunk_bytes, owner) for owner in owners], num_bytes)
 
     def view(self, index: int) -> Tensor:
-        """Return all bytes as a tensor of GPU `index`, uint8 `[num_bytes]`, which keeps the memory alive.
-
-        Raises:
-            CudaError: this GPU cannot read the memory of one of the owners.
-        """
+        """Return all bytes as a tensor of GPU `index`, uint8 `[num_bytes]`, which keeps the memory alive."""
         if any(chunk.process != os.getpid() for chunk in self.chunks):
             raise ForkedProcessError("memory of GPUs was used in a forked child, which the CUDA driver cannot serve; "
                                      "start it with the 'spawn' method")  # fmt: skip
@@ -190,12 +186,7 @@ _ALREADY_ENABLED = 704
 
 
 class Link(NamedTuple):
-    """Access of one GPU to another.
-
-    Attributes:
-        can_read: Its kernels can read the other's memory in place.
-        is_nvlink: Over NVLink, at several times the rate of a PCIe link.
-    """
+    """Access of one GPU to another. `is_nvlink`: Over NVLink, at several times the rate of a PCIe link."""
 
     can_read: bool
     is_nvlink: bool

@@ -39,7 +39,6 @@ def view_address(address: int, num_bytes: int, device: torch.device, owner: Any)
     Args:
         num_bytes: At least 1.
         device: The CPU, or a GPU with its index.
-        owner: Kept as long as the tensor or a view of it.
     """
     buffer = (ctypes.c_uint8 * num_bytes).from_address(address)
     buffer._owner = owner  # type: ignore[attr-defined]
@@ -99,9 +98,7 @@ class ordinary_tensors(ContextDecorator):  # noqa: N801
 
 
 def version_of(tensor: Any) -> int:
-    """Return a number that changes with every write to a tensor; 0 for tensors of `torch.inference_mode`, which do not
-    count writes.
-    """
+    """Return a number that changes with every write to a tensor; always 0 in `torch.inference_mode`."""
     if not isinstance(tensor, torch.Tensor) or tensor.is_inference():
         return 0
     return tensor._version

@@ -47,11 +47,7 @@ class Pool:
         self._end.atexit = False
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Submit a function call to a thread.
-
-        Raises:
-            RuntimeError: the system starts no more threads.
-        """
+        """Submit a function call to a thread."""
         done: Future[Any] = Future()
         # Threads of another process do not live in its fork.
         if _ENDED.is_set() or not self._end.alive or self._process != os.getpid():
@@ -188,11 +184,7 @@ class few_threads:  # noqa: N801
 
 
 class one_thread(few_threads):  # noqa: N801
-    """The same for one thread.
-
-    Args:
-        is_on: False has no effect, so that a caller needs no branch.
-    """
+    """The same for one thread. `is_on`: False has no effect, so that a caller needs no branch."""
 
     __slots__ = ()
 
@@ -212,9 +204,7 @@ def _set_threads(before: int, count: int) -> None:
 
 @functools.cache
 def _find_setter() -> Callable[[int], None] | None:
-    """Return a function that sets the number of threads of the calling thread's loops; None if torch does not use
-    OpenMP.
-    """
+    """Return a setter of the threads of the calling thread's loops; None if torch does not use OpenMP."""
     try:
         tell = ctypes.CDLL(None).omp_set_num_threads
     except (AttributeError, OSError, TypeError):

@@ -10,10 +10,10 @@ import torch
 from pyg_direct import save_rows
 from pyg_direct.errors import FileError, IdError
 from pyg_direct.features import range_reader
+from pyg_direct.features.device_reader import StagedReader
 from pyg_direct.features.disk_rates import DiskRates
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.spilled_rows import find_window, serving
-from pyg_direct.features.staged_reader import StagedReader
 from pyg_direct.features.tiers import host_window, window as window_module
 from pyg_direct.features.tiers.choice import open_file
 from pyg_direct.features.tiers.window import RowWindow, can_plan

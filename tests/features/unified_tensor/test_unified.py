@@ -208,7 +208,7 @@ def test_memory_is_recycled_after_the_gpu_has_read_it():
     again = pool.take(1500, device)
     other = pool.take(1500, device)
 
-    assert (again.address, pool.num_allocated, pool.num_recycled) == (address, 2, 1)
+    assert again.address == address
     assert other.address != address
     pool.clear()
 

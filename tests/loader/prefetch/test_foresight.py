@@ -10,7 +10,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_direct import Feature, FeatureStore, HGTLoader, LinkNeighborLoader, NeighborLoader, pack_rows, save_rows
 from pyg_direct.errors import ArgumentError, FileError, LoaderWarning, PlacementWarning
-from pyg_direct.features import range_reader, staged_reader
+from pyg_direct.features import device_reader, range_reader
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.tiers.window import RowWindow
 from pyg_direct.loader import sampler_loader
@@ -94,7 +94,7 @@ def test_batches_equal_those_without_foresight(path, device, kind, prefetch, ahe
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
 def test_batches_are_equal_with_planned_rows_in_memory_of_the_device(path, device, monkeypatch, share):
-    monkeypatch.setattr(staged_reader, "find_device_room", lambda *args: int(share * X.nbytes))
+    monkeypatch.setattr(device_reader, "find_device_room", lambda *args: int(share * X.nbytes))
     monkeypatch.setattr(sampler_loader, "_SMALL_BYTES", 0)
     expected, loader = open_loader(path, device, 0), open_loader(path, device, "60M")
     # Host memory that holds fewer rows, and their tables.
@@ -105,7 +105,7 @@ def test_batches_are_equal_with_planned_rows_in_memory_of_the_device(path, devic
 
     ((_, window),) = loader._row_windows
     assert window.is_whole == (share == 1.0)
-    assert isinstance(window._reader, staged_reader.StagedReader)
+    assert isinstance(window._reader, device_reader.StagedReader)
     assert window._rows.nbytes <= share * X.nbytes
     assert window._rows.device == window.device
     (reads,) = reads_of(loader)
@@ -113,7 +113,7 @@ def test_batches_are_equal_with_planned_rows_in_memory_of_the_device(path, devic
 
 
 def test_planned_rows_lie_in_host_memory_if_the_device_has_no_piece_for_them(path, device, monkeypatch):
-    monkeypatch.setattr(staged_reader, "find_device_room", lambda *args: X.nbytes)
+    monkeypatch.setattr(device_reader, "find_device_room", lambda *args: X.nbytes)
     monkeypatch.setattr(sampler_loader, "_SMALL_BYTES", 0)
     init = RowWindow.__init__
 
@@ -130,7 +130,7 @@ def test_planned_rows_lie_in_host_memory_if_the_device_has_no_piece_for_them(pat
 
     assert batches == look(open_loader(path, device, 0))
     ((_, window),) = loader._row_windows
-    assert not isinstance(window._reader, staged_reader.StagedReader)
+    assert not isinstance(window._reader, device_reader.StagedReader)
 
 
 def test_batches_do_not_wait_for_rows_that_no_window_has(path, device, monkeypatch):

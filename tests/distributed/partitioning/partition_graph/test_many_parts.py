@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch.multiprocessing as mp
 
-from pyg_direct.distributed.partitioning import builder
+from pyg_direct.distributed.partitioning import partition_graph as steps
 from pyg_direct.distributed.partitioning.files import Journal
 from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
@@ -23,7 +23,7 @@ def make_edges():
 def write_with_few_files(folder, fatal=None):
     """Write a partition in a process that may have `MOST_OPEN` files open; leave it at note `fatal`."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_OPEN, MOST_OPEN))
-    builder._MOST_PIECE, builder._NOTE_EVERY = 150, 2
+    steps._MOST_PIECE, steps._NOTE_EVERY = 150, 2
     note, notes = Journal.note, []
 
     def count(self, step, value):

@@ -5,8 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pyg_direct.distributed.partitioning.builder import assign_by_stream
-from pyg_direct.distributed.partitioning.partition_graph import partition_graph
+from pyg_direct.distributed.partitioning.partition_graph import assign_by_stream, partition_graph
 
 NODES, PARTS = 200_000, 4
 

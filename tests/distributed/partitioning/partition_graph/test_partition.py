@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from pyg_direct.distributed.graph_part import GraphPart
-from pyg_direct.distributed.partitioning import builder, builder as build
+from pyg_direct.distributed.partitioning import partition_graph as steps
 from pyg_direct.distributed.partitioning.files import Journal
 from pyg_direct.distributed.partitioning.manifest import Book, Manifest
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
@@ -19,8 +19,8 @@ from tests.distributed.partitions import EDGES, NODES, collect_rows, list_rows, 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(build, "_MOST_PIECE", 17)
-    monkeypatch.setattr(build, "_NOTE_EVERY", 2)
+    monkeypatch.setattr(steps, "_MOST_PIECE", 17)
+    monkeypatch.setattr(steps, "_NOTE_EVERY", 2)
 
 
 def communities(num_nodes=2000, num_groups=8, degree=10, seed=0):
@@ -128,7 +128,7 @@ def test_graphs_with_types(tmp_path, method):
 
 def test_rows_of_a_part_larger_than_memory_are_made_piece_by_piece(tmp_path, edges, monkeypatch):
     partition_graph(tmp_path / "whole", edges, 2, edge_time=np.arange(EDGES)[::-1].copy())
-    monkeypatch.setattr(build, "_EDGE_BYTES", 1 << 20)
+    monkeypatch.setattr(steps, "_EDGE_BYTES", 1 << 20)
 
     partition_graph(tmp_path / "pieces", edges, 2, edge_time=np.arange(EDGES)[::-1].copy(), memory="16M")
 
@@ -252,7 +252,7 @@ def test_other_inputs_begin_anew(tmp_path, edges, monkeypatch):
         raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr(builder.EdgeBuckets, "compress", crash)
+        patch.setattr(steps.EdgeBuckets, "compress", crash)
         with pytest.raises(CrashError):
             partition_graph(tmp_path / "p", edges, 2)
     other = edges[::-1].copy()
@@ -274,7 +274,7 @@ def test_other_pieces_of_a_file_begin_anew(tmp_path, edges, monkeypatch, case):
     np.save(tmp_path / "edges.npy", edges)
     first, second = MAPPED[case](np.load(tmp_path / "edges.npy", mmap_mode="r"))
     with monkeypatch.context() as patch:
-        patch.setattr(builder.EdgeBuckets, "compress", lambda *_: 1 / 0)
+        patch.setattr(steps.EdgeBuckets, "compress", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             partition_graph(tmp_path / "p", **{"edges": edges, "num_parts": 2, **first})
 
@@ -284,7 +284,7 @@ def test_other_pieces_of_a_file_begin_anew(tmp_path, edges, monkeypatch, case):
 
 
 def test_one_at_a_time_writes_a_partition(tmp_path, edges, monkeypatch):
-    compress, errors = builder.EdgeBuckets.compress, []
+    compress, errors = steps.EdgeBuckets.compress, []
 
     def write_too(*args):
         # Where this one is in its middle, another process would be begun.
@@ -293,7 +293,7 @@ def test_one_at_a_time_writes_a_partition(tmp_path, edges, monkeypatch):
         errors.append(str(raised.value))
         compress(*args)
 
-    monkeypatch.setattr(builder.EdgeBuckets, "compress", write_too)
+    monkeypatch.setattr(steps.EdgeBuckets, "compress", write_too)
 
     partition_graph(tmp_path / "p", edges, 2)
 
@@ -304,7 +304,7 @@ def test_one_at_a_time_writes_a_partition(tmp_path, edges, monkeypatch):
 
 
 def test_streaming_and_metis_cut_less_than_hash(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "_MOST_PIECE", 1 << 20)
+    monkeypatch.setattr(steps, "_MOST_PIECE", 1 << 20)
     edges = communities()
 
     cut = {method: partition_graph(tmp_path / method, edges, 4, method=method) for method in
@@ -320,7 +320,7 @@ def test_streaming_and_metis_cut_less_than_hash(tmp_path, monkeypatch):
 def test_metis_cuts_as_pymetis_does_when_called_directly(tmp_path, monkeypatch):
     import pymetis
 
-    monkeypatch.setattr(build, "_MOST_PIECE", 1 << 20)
+    monkeypatch.setattr(steps, "_MOST_PIECE", 1 << 20)
     edges = communities(seed=3)
     neighbors = [set() for _ in range(2000)]
     for a, b in edges.T.tolist():

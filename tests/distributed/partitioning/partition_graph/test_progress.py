@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from pyg_direct import progress
-from pyg_direct.distributed.partitioning import builder
+from pyg_direct.distributed.partitioning import partition_graph as steps
 from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.graph import metis
@@ -16,7 +16,7 @@ def impatient(monkeypatch):
     """Any bar is told of, and any step that is told of ahead."""
     monkeypatch.setattr(progress, "PATIENCE", -1.0)
     monkeypatch.setattr(progress, "FEW_ITEMS", 1)
-    monkeypatch.setattr(builder, "_MOST_PIECE", 150)
+    monkeypatch.setattr(steps, "_MOST_PIECE", 150)
 
 
 def read_shares(err, what):

@@ -1,6 +1,8 @@
-"""Rows of a file by large requests: one request reads a range of pages, of which the wanted rows are copied out.
+"""Rows and numbers in files, read page by page.
 
-A thread that waits for the disk does not hold Python's GIL.
+One large request reads a range of pages, of which the wanted rows are copied out; a thread that waits for the disk does
+not hold Python's GIL. `list_pages_cpu` and `take_numbers_cpu` read numbers of an array of which some pages are in
+memory. `list_fresh_rows_cpu` lists rows that a batch reads first of all batches of its window.
 """
 
 from __future__ import annotations
@@ -70,3 +72,61 @@ def read_file_ranges_cpu(handle, offset, rows, slots, bounds, staging, out, seen
         progress[1] += 1
         progress[2] += (stop - begin) // unit
     return bounds.shape[0] - 1
+
+
+@cpu_sequence
+def list_pages_cpu(positions, lead, per_page, tick, ticks, found):
+    """List each page that holds one of these positions once; returns their number.
+
+    Position 0 is number `lead` of the first page. `ticks` marks the pages of this call by `tick`.
+    """
+    count = 0
+    for i in range(positions.shape[0]):
+        page = (lead + positions[i]) // per_page
+        if ticks[page] != tick:
+            ticks[page] = tick
+            found[count] = page
+            count += 1
+    return count
+
+
+@cpu_sequence
+def take_numbers_cpu(positions, left, lead, per_page, slots, memory, out):
+    """Read the numbers at `positions[left[...]]` whose pages are in memory; the others stay in `left`.
+
+    Returns how many stay. `slots` has the slot of each page, -1 for none; `memory` holds slots of `per_page` numbers.
+    """
+    count = 0
+    for j in range(left.shape[0]):
+        i = left[j]
+        place = lead + positions[i]
+        slot = slots[place // per_page]
+        if slot < 0:
+            left[count] = i
+            count += 1
+        else:
+            out[i] = memory[slot * per_page + place % per_page]
+    return count
+
+
+@cpu_sequence
+def list_fresh_rows_cpu(ids, claims, first_batch, table, found):
+    """List each row of `ids` once that no batch from `first_batch` on has claimed; returns their number.
+
+    `claims` has the last batch that claimed each row. `table` is a hash table of rows, all -1. Its length is a power of
+    two, above the number of ids. `np.unique` takes about 25 times as long.
+    """
+    mask, count = table.shape[0] - 1, 0
+    for i in range(ids.shape[0]):
+        row = ids[i]
+        if claims[row] >= first_batch:
+            continue
+        # The middle bits of a product with the golden ratio: rows with equal steps between lie apart.
+        place = (row * 0x9E3779B1 >> 8) & mask
+        while table[place] >= 0 and table[place] != row:
+            place = (place + 1) & mask
+        if table[place] < 0:
+            table[place] = row
+            found[count] = row
+            count += 1
+    return count

@@ -6,9 +6,9 @@ import torch
 
 from pyg_direct import save_rows
 from pyg_direct.errors import ArgumentError, FileError
-from pyg_direct.features import range_reader, staged_reader
+from pyg_direct.features import device_reader, range_reader
+from pyg_direct.features.device_reader import StagedReader, find_device_room
 from pyg_direct.features.row_files import RowFile
-from pyg_direct.features.staged_reader import StagedReader, find_device_room
 from pyg_direct.runtime.cuda.device import resolve_device
 from tests.features.contract import change_file
 
@@ -51,8 +51,8 @@ def test_rows_come_to_their_slots(reader_of, device, count, width, share, is_in_
 
 
 def test_memory_on_the_way_does_not_grow_with_the_rows(reader_of, device, monkeypatch):
-    asked, allocate = [], staged_reader.allocate_or_fall_back
-    monkeypatch.setattr(staged_reader, "allocate_or_fall_back",
+    asked, allocate = [], device_reader.allocate_or_fall_back
+    monkeypatch.setattr(device_reader, "allocate_or_fall_back",
                         lambda size, *args: (asked.append(size), allocate(size, *args))[1])  # fmt: skip
     rows = make_rows(160_000, 512)
     reader, out = reader_of(rows), torch.zeros(160_000, 512, dtype=torch.uint8, device=device)
@@ -112,7 +112,7 @@ def test_a_failed_allocation_costs_no_piece(reader_of, device, monkeypatch):
         raise MemoryError("no memory can be locked")
 
     with monkeypatch.context() as patch:
-        patch.setattr(staged_reader, "allocate_or_fall_back", refuse)
+        patch.setattr(device_reader, "allocate_or_fall_back", refuse)
         # As often as there are pieces, and once more for each size.
         for ids in (np.arange(9000), np.arange(0, 9000, 4000)):
             for _ in range(range_reader.MOST_IN_FLIGHT + 1):
@@ -126,7 +126,7 @@ def test_a_failed_allocation_costs_no_piece(reader_of, device, monkeypatch):
 
 def test_memory_of_a_gpu_is_a_share_of_what_is_free_or_what_the_user_names(monkeypatch):
     gpu = torch.device("cuda", 0)
-    monkeypatch.setattr(staged_reader, "free_bytes", lambda index: 80 << 30)
+    monkeypatch.setattr(device_reader, "free_bytes", lambda index: 80 << 30)
     monkeypatch.delenv("PYG_DIRECT_AHEAD_GPU", raising=False)
 
     # A quarter of what a model leaves.

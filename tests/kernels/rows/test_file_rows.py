@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyg_direct.kernels.rows.fresh_rows import list_fresh_rows_cpu
+from pyg_direct.kernels.rows.file_rows import list_fresh_rows_cpu
 
 
 def list_fresh(ids, claims, first_batch):

@@ -10,7 +10,7 @@ import torch
 
 from pyg_direct.errors import CudaError
 from pyg_direct.runtime.cuda import memory
-from pyg_direct.runtime.host import pages
+from pyg_direct.runtime.host import host_memory
 
 GIB = 1 << 30
 
@@ -27,27 +27,27 @@ def host(tmp_path, monkeypatch):
         (tmp_path / f"node{node}" / "meminfo").write_text(text)
     (tmp_path / "0000:1b:00.0").mkdir()
     (tmp_path / "0000:1b:00.0" / "numa_node").write_text("1\n")
-    monkeypatch.setattr(pages, "_NODES", tmp_path)
-    monkeypatch.setattr(pages, "_DEVICES", tmp_path)
-    monkeypatch.setattr(pages, "_STATUS", tmp_path / "status")
+    monkeypatch.setattr(host_memory, "_NODES", tmp_path)
+    monkeypatch.setattr(host_memory, "_DEVICES", tmp_path)
+    monkeypatch.setattr(host_memory, "_STATUS", tmp_path / "status")
     facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
-    monkeypatch.setattr(pages, "_is_free_to_choose", lambda: True)
+    monkeypatch.setattr(host_memory, "_is_free_to_choose", lambda: True)
     return tmp_path
 
 
 def test_memory_goes_to_the_node_of_its_gpu_where_it_fits(host):
-    assert pages.list_nodes() == (0, 1)
-    assert pages.choose_nodes(7 * GIB, 0) == (1,)
-    assert pages.choose_nodes(7 * GIB + 1, 0) == (0, 1)
-    assert pages.choose_nodes(1, None) == (0, 1)
+    assert host_memory.list_nodes() == (0, 1)
+    assert host_memory.choose_nodes(7 * GIB, 0) == (1,)
+    assert host_memory.choose_nodes(7 * GIB + 1, 0) == (0, 1)
+    assert host_memory.choose_nodes(1, None) == (0, 1)
 
 
 @pytest.mark.parametrize("node", ["-1", "3", "none"])
 def test_a_gpu_of_no_node_that_may_be_used_reads_from_all(host, node):
     (host / "0000:1b:00.0" / "numa_node").write_text(node)
 
-    assert pages.choose_nodes(1, 0) == (0, 1)
+    assert host_memory.choose_nodes(1, 0) == (0, 1)
 
 
 @pytest.mark.parametrize(("name", "text"), [("has_memory", "0\n"), ("has_memory", ""), ("has_memory", "nothing"),
@@ -55,40 +55,40 @@ def test_a_gpu_of_no_node_that_may_be_used_reads_from_all(host, node):
 def test_where_there_is_one_node_nothing_is_chosen(host, name, text):
     (host / name).write_text(text)
 
-    assert pages.choose_nodes(1, 0) == ()
+    assert host_memory.choose_nodes(1, 0) == ()
 
 
 def test_a_policy_of_the_process_stands(host, monkeypatch):
-    monkeypatch.setattr(pages, "_is_free_to_choose", lambda: False)
+    monkeypatch.setattr(host_memory, "_is_free_to_choose", lambda: False)
 
-    assert pages.choose_nodes(1, 0) == ()
+    assert host_memory.choose_nodes(1, 0) == ()
 
 
 def test_a_thread_with_a_policy_is_not_free_to_choose():
     # Some containers forbid to look.
-    with pages.allocating_on(pages.list_nodes()):
-        assert pages._is_free_to_choose() == (policy_of() == (0, []))
-    assert pages._is_free_to_choose() == (policy_of() == (0, []))
+    with host_memory.allocating_on(host_memory.list_nodes()):
+        assert host_memory._is_free_to_choose() == (policy_of() == (0, []))
+    assert host_memory._is_free_to_choose() == (policy_of() == (0, []))
 
 
 def policy_of(address=None):
     """(policy, nodes) of the page at an address, or of this thread."""
     mode, mask = ctypes.c_int(), (ctypes.c_ulong * 16)()
-    number = pages._CALLS[pages.platform.machine()][2]
+    number = host_memory._CALLS[host_memory.platform.machine()][2]
     where = (ctypes.c_void_p(address), 2) if address else (None, 0)
-    if pages._libc().syscall(number, ctypes.byref(mode), mask, ctypes.c_ulong(1024), *where):
+    if host_memory._libc().syscall(number, ctypes.byref(mode), mask, ctypes.c_ulong(1024), *where):
         return None
     return mode.value, [node for node in range(1024) if mask[node // 64] >> node % 64 & 1]
 
 
 @pytest.mark.parametrize("count", [1, None])
 def test_the_system_is_asked_for_pages(count):
-    chosen = pages.list_nodes()[:count]
+    chosen = host_memory.list_nodes()[:count]
     mapped = mmap.mmap(-1, 1 << 20)
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
-    agreed = pages.put_on(address + 5, 1000, chosen)
-    with pages.allocating_on(chosen):
+    agreed = host_memory.put_on(address + 5, 1000, chosen)
+    with host_memory.allocating_on(chosen):
         inside = policy_of()
 
     expected = (3 if len(chosen) > 1 else 1, list(chosen))
@@ -100,18 +100,18 @@ def test_the_system_is_asked_for_pages(count):
 
 
 def test_the_system_is_not_asked_without_nodes(monkeypatch):
-    monkeypatch.setattr(pages, "_libc", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(host_memory, "_libc", lambda: pytest.fail("asked"))
 
-    with pages.allocating_on(()):
-        assert not pages.put_on(1 << 20, 1000, ())
+    with host_memory.allocating_on(()):
+        assert not host_memory.put_on(1 << 20, 1000, ())
 
 
 def test_a_system_that_refuses_leaves_pages_where_they_are(monkeypatch):
     calls = []
-    monkeypatch.setattr(pages, "_libc", lambda: SimpleNamespace(syscall=lambda *args: calls.append(args) or -1))
+    monkeypatch.setattr(host_memory, "_libc", lambda: SimpleNamespace(syscall=lambda *args: calls.append(args) or -1))
 
-    with pages.allocating_on((0, 1)):
-        assert not pages.put_on(1 << 20, 1000, (0, 1))
+    with host_memory.allocating_on((0, 1)):
+        assert not host_memory.put_on(1 << 20, 1000, (0, 1))
     # A policy that was not taken is not taken back.
     assert len(calls) == 2
 
@@ -166,16 +166,16 @@ def flags_of(tensor):
 def test_large_tensors_ask_for_large_pages():
     tensor = torch.empty(64 << 20, dtype=torch.uint8)
 
-    assert pages.use_large_pages(tensor) is tensor
+    assert host_memory.use_large_pages(tensor) is tensor
     assert "hg" in flags_of(tensor)
 
 
 def test_small_tensors_and_other_systems_ask_for_nothing(monkeypatch):
     asked = []
-    monkeypatch.setattr(pages, "_libc", lambda: asked.append(1))
+    monkeypatch.setattr(host_memory, "_libc", lambda: asked.append(1))
 
-    pages.use_large_pages(torch.empty(1 << 20, dtype=torch.uint8))
-    monkeypatch.setattr(pages, "sys", SimpleNamespace(platform="darwin"))
-    pages.use_large_pages(torch.empty(64 << 20, dtype=torch.uint8))
+    host_memory.use_large_pages(torch.empty(1 << 20, dtype=torch.uint8))
+    monkeypatch.setattr(host_memory, "sys", SimpleNamespace(platform="darwin"))
+    host_memory.use_large_pages(torch.empty(64 << 20, dtype=torch.uint8))
 
     assert asked == []

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pyg_direct.distributed.partitioning.builder import assign_by_stream
+from pyg_direct.distributed.partitioning.partition_graph import assign_by_stream
 
 
 def draw_edges(num_nodes, num_edges, *, share=0.8, groups=50, ordered=False):

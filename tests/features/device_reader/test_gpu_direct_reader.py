@@ -12,8 +12,8 @@ from torch_geometric.data import Data
 
 from pyg_direct import Feature, FeatureStore, NeighborLoader, save_rows
 from pyg_direct.errors import DeviceError, FileError
-from pyg_direct.features import gpu_direct_reader
-from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_direct
+from pyg_direct.features import device_reader
+from pyg_direct.features.device_reader import GpuDirectReader, wants_gpu_direct
 from pyg_direct.features.row_files import RowFile
 from tests import kvikio_stand_in
 from tests.features.contract import change_file
@@ -48,7 +48,7 @@ def read(reader, rows, ids, device="cpu"):
 @pytest.mark.parametrize("share", [0.02, 0.5, 1.0])
 @pytest.mark.parametrize("staging", [1 << 14, 64 << 20])
 def test_rows_come_as_they_lie_in_the_file(reader_of, real_device, monkeypatch, count, width, share, staging):
-    monkeypatch.setattr(gpu_direct_reader, "_STAGING_BYTES", staging)
+    monkeypatch.setattr(device_reader, "_STAGING_BYTES", staging)
     rows = make_rows(count, width)
     ids = np.flatnonzero(np.random.default_rng(1).random(count) < share)
 
