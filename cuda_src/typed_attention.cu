@@ -3,8 +3,15 @@
 // Called from pyg_direct/kernels/aggregate/typed_attention.py, which has the formulas; see aggregate.cu for the calling
 // convention.
 
+#include "ahead.cuh"
 #include "attention.cuh"
 #include "items.cuh"
+
+__device__ __forceinline__ void store_as(Float32, u64 to, const float *value) { store_fp32<4>(to, 0, value); }
+template <class Kind> __device__ __forceinline__ void store_as(Kind kind, u64 to, const float *value)
+{
+    store(kind, to, 0, value);
+}
 
 template <class Kind> __device__ __forceinline__ float dot_piece(u64 grad, u64 out)
 {
@@ -169,63 +176,76 @@ extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u
 }
 
 template <class Kind>
-__device__ __forceinline__ void pull_scores(float *to_edges, float *to_target, const float *alpha, const uint4 *x,
-                                            const uint4 *grad, const int *row, int first, int last, unsigned heads,
-                                            unsigned pieces, Group group, float slope)
+__device__ __forceinline__ void pull_scores(uint4 *rows, float *weights, float *to_edges, float *to_targets,
+                                            const float *alpha, const uint4 *x, const uint4 *grad, const int *ends,
+                                            const int *row, int num_edges, int target, int end, int shift,
+                                            unsigned heads, unsigned pieces, unsigned head, unsigned piece, Group group,
+                                            float slope)
 {
-    const int ROWS = 2, mine_at = first + group.lane;
-    float pulled[Kind::items], total = 0.0f, sum = 0.0f, mine = 0.0f;
-    unpack(Kind(), *grad, pulled);
-    for (int e = first; e < last; e += ROWS) {
-        uint4 raw[ROWS];
-        float weight[ROWS];
-#pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            if (e + u < last) {
-                raw[u] = x[(u64)(unsigned)row[e + u] * pieces];
-                weight[u] = fabsf(alpha[(unsigned)(e + u) * heads]);
-            }
+    // Targets have few edges: rows of the next ones are on their way too.
+    const int last = min(ends[end], num_edges);
+    int i = min(ends[target], num_edges), stop = min(ends[target + 1], num_edges);
+    int next = min(ends[min(target + 2, end)], num_edges), source = i < last ? row[i] : 0;
+    uint4 own = grad[(u64)(unsigned)(target + shift) * pieces + piece];
+    auto send = [&](int place) {
+        if (place < last) {
+            copy_ahead(&place_of(rows, place), x + (u64)(unsigned)source * pieces + piece);
+            copy_ahead(&place_of(weights, place), alpha + (unsigned)place * heads + head);
         }
+        end_copies();
+        if (place + 1 < last) source = row[place + 1];
+    };
 #pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            if (e + u < last) {
-                float value[Kind::items], product = 0.0f;
-                unpack(Kind(), raw[u], value);
+    for (int u = 0; u < AHEAD; ++u) send(i + u);
+    for (; target < end; ++target) {
+        const int first = i, mine_at = first + group.lane, far = min(ends[min(target + 3, end)], num_edges);
+        float pulled[Kind::items], total = 0.0f, sum = 0.0f, mine = 0.0f, mine_weight = 0.0f;
+        unpack(Kind(), own, pulled);
+        if (next > stop) own = grad[(u64)(unsigned)(target + 1 + shift) * pieces + piece];
+        for (; i < stop; ++i) {
+            wait_for_copies<AHEAD - 1>();
+            float value[Kind::items], product = 0.0f;
+            const float weight = place_of(weights, i);
+            unpack(Kind(), place_of(rows, i), value);
+            send(i + AHEAD);
 #pragma unroll
-                for (int i = 0; i < Kind::items; ++i) product += value[i] * pulled[i];
-                product = group.sum(product);
-                total += weight[u] * product;
-                if (e + u == mine_at) mine = product;
-                else if (e + u >= first + group.lanes && group.lane == 0) to_edges[(unsigned)(e + u) * heads] = product;
-            }
+            for (int k = 0; k < Kind::items; ++k) product += value[k] * pulled[k];
+            product = group.sum(product);
+            total += fabsf(weight) * product;
+            if (i == mine_at) mine = product, mine_weight = weight;
+            else if (i >= first + group.lanes && group.lane == 0) to_edges[(unsigned)i * heads + head] = product;
         }
+        if (stop - first > group.lanes) __syncwarp(group.mask);
+        for (int e = mine_at; e < stop; e += group.lanes) {
+            float *at = to_edges + ((unsigned)e * heads + head);
+            const float weight = e == mine_at ? mine_weight : alpha[(unsigned)e * heads + head];
+            float share = fabsf(weight) * ((e == mine_at ? mine : *at) - total);
+            // The score was not above zero.
+            if (__float_as_uint(weight) >> 31) share *= slope;
+            *at = share, sum += share;
+        }
+        if (stop > first) sum = group.sum(sum);
+        if (group.lane == 0) to_targets[(unsigned)target * heads + head] = sum;
+        stop = next, next = far;
     }
-    if (last - first > group.lanes) __syncwarp(group.mask);
-    for (int e = mine_at; e < last; e += group.lanes) {
-        float *at = to_edges + (unsigned)e * heads;
-        const float weight = alpha[(unsigned)e * heads];
-        float share = fabsf(weight) * ((e == mine_at ? mine : *at) - total);
-        // The score was not above zero.
-        if (__float_as_uint(weight) >> 31) share *= slope;
-        *at = share, sum += share;
-    }
-    sum = group.sum(sum);
-    if (group.lane == 0) *to_target = sum;
 }
 
-// Gradients of the scores of a target's edges [first, last) before `bend`, in `to_edges`, and their sum. `x` and `grad`
-// are addresses of the piece, of row 0 and of the target's gradient; `alpha` has the weights of `attend_span`, and
-// these, `to_edges` and `to_target` are addresses of the head's number.
-extern "C" __device__ int pull_scores_16(int *, u64 to_edges, u64 to_target, u64 alpha, u64 x, u64 grad, u64 row,
-                                         long long first, long long last, int heads, int pieces, int lane, int lanes,
-                                         unsigned mask, float slope, int kind)
+// Gradients of the scores of the edges of targets [target, end) of one relation before `bend`, in `to_edges`, and their
+// sums by target. Target t has edges [ends[t], ends[t + 1]) and row t + shift of `grad`. All addresses are first ones;
+// `alpha` has the weights of `attend_lines_16`.
+extern "C" __device__ int pull_scores_16(int *, u64 to_edges, u64 to_targets, u64 alpha, u64 x, u64 grad, u64 ends,
+                                         u64 row, int num_edges, int target, int end, int shift, int heads, int pieces,
+                                         int head, int piece, int lane, int lanes, unsigned mask, float slope, int kind)
 {
+    __shared__ uint4 rows[AHEAD * THREADS_OF_BLOCK];
+    __shared__ float weights[AHEAD * THREADS_OF_BLOCK];
     const Group group = {lane, lanes, mask};
 #define PULL(Kind)                                                                                                   \
-    pull_scores<Kind>(reinterpret_cast<float *>(to_edges), reinterpret_cast<float *>(to_target),                     \
+    pull_scores<Kind>(rows, weights, reinterpret_cast<float *>(to_edges), reinterpret_cast<float *>(to_targets),                    \
                       reinterpret_cast<const float *>(alpha), reinterpret_cast<const uint4 *>(x),                    \
-                      reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(row), (int)first,         \
-                      (int)last, (unsigned)heads, (unsigned)pieces, group, slope)
+                      reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(ends),                    \
+                      reinterpret_cast<const int *>(row), num_edges, target, end, shift, (unsigned)heads,            \
+                      (unsigned)pieces, (unsigned)head, (unsigned)piece, group, slope)
     if (kind == 0) PULL(Float32);
     else if (kind == 1) PULL(Float16);
     else PULL(Bfloat16);
@@ -291,6 +311,84 @@ extern "C" __device__ int pull_row_16(int *, u64 to, int to_kind, u64 grad, u64 
 }
 
 template <class Kind>
+__device__ __forceinline__ void pull_rows(uint4 *rows, float *weights, float *parts, u64 to, const uint4 *grad,
+                                          const int *indptr, const int *target, const int *edge, const float *alpha,
+                                          const float *shares, const float *vector, int num_edges, int source, int end,
+                                          int shift, int most, unsigned heads, unsigned pieces, unsigned head,
+                                          unsigned piece)
+{
+    // Sources have few edges: rows of the next ones are on their way too.
+    const int last = min(indptr[end], num_edges);
+    int i = min(indptr[source], num_edges), stop = min(indptr[source + 1], num_edges), goal = 0;
+    unsigned number = 0;
+    float direction[Kind::items];
+    load_fp32<Kind::items>(vector + (u64)piece * Kind::items, direction);
+    auto send = [&](int place) {
+        if (place < last) {
+            const unsigned at = number * heads + head;
+            copy_ahead(&place_of(rows, place), grad + (u64)(unsigned)(goal + shift) * pieces + piece);
+            copy_ahead(&place_of(weights, place), alpha + at);
+            copy_ahead(&place_of(parts, place), shares + at);
+        }
+        end_copies();
+        if (place + 1 < last) goal = target[place + 1], number = (unsigned)edge[place + 1];
+    };
+    auto begin = [&]() {
+        if (i < last) goal = target[i], number = (unsigned)edge[i];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) send(i + u);
+    };
+    begin();
+    for (; source < end; ++source) {
+        const int next = min(indptr[min(source + 2, end)], num_edges);
+        if (stop - i > most) {
+            // Slices of it are added up elsewhere.
+            i = stop, stop = next;
+            wait_for_copies<0>();
+            begin();
+            continue;
+        }
+        float result[Kind::items] = {}, along = 0.0f;
+        for (; i < stop; ++i) {
+            wait_for_copies<AHEAD - 1>();
+            float value[Kind::items];
+            const float weight = fabsf(place_of(weights, i));
+            along += place_of(parts, i);
+            unpack(Kind(), place_of(rows, i), value);
+            send(i + AHEAD);
+#pragma unroll
+            for (int k = 0; k < Kind::items; ++k) result[k] += weight * value[k];
+        }
+#pragma unroll
+        for (int k = 0; k < Kind::items; ++k) result[k] += along * direction[k];
+        store_as(Kind(), to + ((u64)(unsigned)source * pieces + piece) * 16, result);
+        stop = next;
+    }
+}
+
+// Gradients of a piece of the rows of sources [source, end) of one relation, as of `pull_row_16`; but for rows of more
+// than `most` edges, which are left out. All addresses are first ones: of arrays, of row 0 of `grad`, which row
+// target[i] + shift follows, of the relation's `vector` and of row 0 of `to`.
+extern "C" __device__ int pull_rows_16(int *, u64 to, u64 grad, u64 indptr, u64 target, u64 edge, u64 alpha, u64 shares,
+                                       u64 vector, int num_edges, int source, int end, int shift, int most, int heads,
+                                       int pieces, int head, int piece, int kind)
+{
+    __shared__ uint4 rows[AHEAD * THREADS_OF_BLOCK];
+    __shared__ float weights[AHEAD * THREADS_OF_BLOCK], parts[AHEAD * THREADS_OF_BLOCK];
+#define PULL(Kind)                                                                                                   \
+    pull_rows<Kind>(rows, weights, parts, to, reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(indptr),                \
+                    reinterpret_cast<const int *>(target), reinterpret_cast<const int *>(edge),                      \
+                    reinterpret_cast<const float *>(alpha), reinterpret_cast<const float *>(shares),                 \
+                    reinterpret_cast<const float *>(vector), num_edges, source, end, shift, most, (unsigned)heads,   \
+                    (unsigned)pieces, (unsigned)head, (unsigned)piece)
+    if (kind == 0) PULL(Float32);
+    else if (kind == 1) PULL(Float16);
+    else PULL(Bfloat16);
+#undef PULL
+    return 0;
+}
+
+template <class Kind>
 __device__ __forceinline__ void weigh_rows(float *to, const uint4 *x, const float *weights, int first, int last,
                                            unsigned heads, unsigned pieces)
 {
@@ -330,12 +428,6 @@ extern "C" __device__ int weigh_rows_16(int *, u64 to, u64 x, u64 weights, long 
     else WEIGH(Bfloat16);
 #undef WEIGH
     return 0;
-}
-
-__device__ __forceinline__ void store_as(Float32, u64 to, const float *value) { store_fp32<4>(to, 0, value); }
-template <class Kind> __device__ __forceinline__ void store_as(Kind kind, u64 to, const float *value)
-{
-    store(kind, to, 0, value);
 }
 
 template <class Kind>

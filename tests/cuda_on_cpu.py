@@ -26,6 +26,8 @@ _CUDA = r"""
 #include <pthread.h>
 #define __device__
 #define __forceinline__ inline
+#define __shared__ static thread_local
+#define __align__(bytes)
 #define __expf exp_of
 #define BITS(To, from) ({ To to_; memcpy(&to_, &from, sizeof(to_)); to_; })
 using std::max;
@@ -33,6 +35,8 @@ using std::min;
 struct uint4 { unsigned x, y, z, w; };
 struct float4 { float x, y, z, w; };
 struct uint2 { unsigned x, y; };
+// Memory of a block is memory of the thread here.
+static const struct { int x; } threadIdx = {0};
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline void *__cvta_global_to_generic(unsigned long long address) { return (void *)address; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
@@ -74,7 +78,7 @@ _TYPES = {
     "f4": ctypes.c_float,
 }
 _SCALARS = {"u8": np.uint64, "i8": np.int64, "i4": np.int32, "f4": np.float32}
-_HEADERS = "attention.cuh", "items.cuh"
+_HEADERS = "ahead.cuh", "attention.cuh", "items.cuh"
 # The size of blocks is of no matter here.
 _THREADS = 256
 _thread = threading.local()

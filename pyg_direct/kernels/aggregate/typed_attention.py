@@ -25,14 +25,15 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cuda, device_function, gpu_kernel
-from pyg_direct.kernels.aggregate.sum import NOWHERE, TO_ROW, find_item, quotient, span_of
+from pyg_direct.kernels.aggregate.sum import LONG_ROW, NOWHERE, TO_ROW, find_item, quotient, span_of
 from pyg_direct.kernels.binary_search import last_at_most
 
 dot_head_16 = device_function("dot_head_16", "u8 u8 u8 i4 i4 u4 i4")
 attend_lines_16 = device_function(
     "attend_lines_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 u4 f4 i4"
 )
-pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
+pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 u4 f4 i4")
+pull_rows_16 = device_function("pull_rows_16", "u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4")
 pull_row_16 = device_function("pull_row_16", "u8 i4 u8 u8 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4")
 
 
@@ -100,76 +101,80 @@ def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, k
             line = until
 
 
-@gpu_kernel("u8 u8 I[] u8 u8 i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8", I=("i4", "i8"),
-            sources=("aggregate", "typed_attention"), resident_blocks=6)  # fmt: skip
-def pull_scores_gpu(x, grad, indptr, row, alpha, bounds, shifts, num_edges, num_targets, run, heads, lanes, slope, kind,
+@gpu_kernel("u8 u8 u8 u8 u8 i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8", sources=("aggregate", "typed_attention"),
+            resident_blocks=4)  # fmt: skip
+def pull_scores_gpu(x, grad, ends, row, alpha, bounds, shifts, num_edges, num_targets, run, heads, lanes, slope, kind,
                     to_edges, to_targets):  # fmt: skip
-    """Gradients of the scores of edges before `leaky`, and their sums by target. All but arrays are addresses; `row` is
-    int32. See `attend_groups_gpu` for `alpha` and `total_gradients_gpu` for `bounds` and `shifts`. A thread reads one
-    piece of `run` targets.
+    """Gradients of the scores of edges before `leaky`, and their sums by target. All but arrays are addresses; `ends`
+    and `row` are int32. See `attend_groups_gpu` for `alpha` and `total_gradients_gpu` for `bounds` and `shifts`. A
+    thread reads one piece of `run` targets.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     pieces = heads * lanes
     number = np.int64(quotient(np.uint64(thread), pieces))
-    target = number * run
-    if target < num_targets:
-        end = min(target + run, num_targets)
+    if number * run < num_targets:
+        # Fewer than 2^31 rows: numbers of 64 bits take two registers each.
+        target = np.int32(number * run)
+        end = np.int32(min(number * run + run, num_targets))
         piece = np.int32(thread - number * pieces)
         head = piece // lanes
         lane = piece - head * lanes
         mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
-        relation = last_at_most(bounds, 0, bounds.shape[0] - 1, target)
-        of_head = np.uint64(head * 4)
+        relation = np.int32(last_at_most(bounds, 0, bounds.shape[0] - 1, target))
         while target < end:
             while bounds[relation + 1] <= target:
-                relation += 1
-            line = target + shifts[relation]
-            first, last = span_of(indptr, target, num_edges)
-            pull_scores_16(to_edges + of_head, to_targets + np.uint64((target * heads + head) * 4), alpha + of_head,
-                           x + np.uint64(piece * 16), grad + np.uint64((line * pieces + piece) * 16), row, first, last,
-                           heads, pieces, lane, lanes, mask, slope, kind)  # fmt: skip
-            target += 1
+                relation = np.int32(relation + 1)
+            until = np.int32(min(np.int64(end), bounds[relation + 1]))
+            pull_scores_16(to_edges, to_targets, alpha, x, grad, ends, row, np.int32(num_edges), target, until,
+                           np.int32(shifts[relation]), heads, pieces, head, piece, lane, lanes, mask, slope,
+                           kind)  # fmt: skip
+            target = until
 
 
-@gpu_kernel("u8 i4[] u8 u8 u8 u8 u8 i8[] i8[] i8 i8 i8 i4 i4 i4 i4[] i4[] u8 u8",
+@gpu_kernel("u8 i4[] u8 u8 u8 u8 u8 u8 i8[] i8[] i8 i8 i8 i4 i4 i4 i4[] i4[] u8 u8",
             sources=("aggregate", "typed_attention"), resident_blocks=4)  # fmt: skip
-def pull_attention_gpu(grad, indptr, target, edge, alpha, shares, vectors, bounds, shifts, num_edges, num_sources, run,
-                       heads, lanes, kind, slices, counts, partials, to_x):  # fmt: skip
+def pull_attention_gpu(grad, indptr, indptr_at, target, edge, alpha, shares, vectors, bounds, shifts, num_edges,
+                       num_sources, run, heads, lanes, kind, slices, counts, partials, to_x):  # fmt: skip
     """Gradients of rows of sources, for heads of `lanes` times 16 bytes.
 
-    All but arrays are addresses. `indptr` has the offsets of the sources in the order of edges by source. In this order
-    `target` and `edge` give the target and the number of each edge, int32. `shares` are the gradients of scores. The
-    sources of relation r begin at bounds[r]; its vector is row r of `vectors`. A thread computes one piece of `run`
-    items, each a source or a slice of its edges.
+    All but arrays are addresses; `indptr_at` is the address of `indptr`, the offsets of the sources in the order of
+    edges by source. In this order `target` and `edge` give the target and the number of each edge, int32. `shares` are
+    the gradients of scores. The sources of relation r begin at bounds[r]; its vector is row r of `vectors`. A thread
+    computes one piece of `run` items, each a source or a slice of its edges.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     pieces = heads * lanes
     number = np.int64(quotient(np.uint64(thread), pieces))
     num_items = num_sources + slices.shape[0] // 2
-    item = number * run
-    if item < num_items:
-        end = min(item + run, num_items)
+    if number * run < num_items:
+        # Fewer than 2^31 rows: numbers of 64 bits take two registers each.
+        item = np.int32(number * run)
+        end = np.int32(min(number * run + run, num_items))
         piece = np.int32(thread - number * pieces)
-        of_head = np.uint64(piece // lanes * 4)
+        head = piece // lanes
         bytes_of_piece = 16 if kind == 0 else 32
-        relation = np.int64(0)
+        relation = np.int32(0)
         if item < num_sources:
-            relation = last_at_most(bounds, 0, bounds.shape[0] - 1, item)
+            relation = np.int32(last_at_most(bounds, 0, bounds.shape[0] - 1, item))
+        most = np.int32(LONG_ROW if slices.shape[0] > 0 else 2147483647)
+        while item < end and item < num_sources:
+            while bounds[relation + 1] <= item:
+                relation = np.int32(relation + 1)
+            until = np.int32(min(np.int64(end), bounds[relation + 1]))
+            pull_rows_16(to_x, grad, indptr_at, target, edge, alpha, shares,
+                         vectors + np.uint64(relation * pieces * bytes_of_piece), np.int32(num_edges), item, until,
+                         np.int32(shifts[relation]), most, heads, pieces, head, piece, kind)  # fmt: skip
+            item = until
+        of_head = np.uint64(head * 4)
         while item < end:
-            source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
+            source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, np.int64(item))
             if place != NOWHERE:
-                if item >= num_sources:
-                    relation = last_at_most(bounds, 0, bounds.shape[0] - 1, source)
-                else:
-                    while bounds[relation + 1] <= source:
-                        relation += 1
-                to, to_kind = to_x + np.uint64((source * pieces + piece) * 16), np.int32(kind)
-                if place != TO_ROW:
-                    to, to_kind = partials + np.uint64((place * pieces + piece) * bytes_of_piece), np.int32(0)
-                pull_row_16(to, to_kind, grad + np.uint64(piece * 16), target, edge, alpha + of_head, shares + of_head,
+                relation = np.int32(last_at_most(bounds, 0, bounds.shape[0] - 1, source))
+                pull_row_16(partials + np.uint64((place * pieces + piece) * bytes_of_piece), np.int32(0),
+                            grad + np.uint64(piece * 16), target, edge, alpha + of_head, shares + of_head,
                             vectors + np.uint64((relation * pieces + piece) * bytes_of_piece), first, last,
                             shifts[relation], heads, pieces, kind)  # fmt: skip
-            item += 1
+            item += np.int32(1)
 
 
 weigh_rows_16 = device_function("weigh_rows_16", "u8 u8 u8 i8 i8 i4 i4 i4")

@@ -184,15 +184,16 @@ def pull_attention(x: Tensor, grad: Tensor, alpha: Tensor, vectors: Tensor, indp
         return to_x.zero_(), to_edges, to_targets.zero_()
     pieces, kind = width * x.element_size() // PIECE, WIDE_KINDS[x.dtype]
     lanes, run = pieces // heads, length_of_run(num_targets * pieces, x)
-    run_gpu(kernels.pull_scores_gpu, grid_of(-(-num_targets // run) * pieces, 0), x.data_ptr(), grad.data_ptr(), indptr,
-            edges.row.data_ptr(), alpha.data_ptr(), places.targets, places.shifts, num_edges, num_targets, run, heads,
-            lanes, slope, kind, to_edges.data_ptr(), to_targets.data_ptr())  # fmt: skip
+    ends = indptr.to(torch.int32)
+    run_gpu(kernels.pull_scores_gpu, grid_of(-(-num_targets // run) * pieces, 0), x.data_ptr(), grad.data_ptr(),
+            ends.data_ptr(), edges.row.data_ptr(), alpha.data_ptr(), places.targets, places.shifts, num_edges,
+            num_targets, run, heads, lanes, slope, kind, to_edges.data_ptr(), to_targets.data_ptr())  # fmt: skip
     partials, num_items = edges.long.make_partials(width, torch.float32), num_sources + edges.long.capacity
     run = length_of_run(num_items * pieces, x)
     run_gpu(kernels.pull_attention_gpu, grid_of(-(-num_items // run) * pieces, 0), grad.data_ptr(), edges.indptr,
-            edges.target.data_ptr(), edges.edge.data_ptr(), alpha.data_ptr(), to_edges.data_ptr(), vectors.data_ptr(),
-            places.sources, places.shifts, num_edges, num_sources, run, heads, lanes, kind, edges.long.slices,
-            edges.long.counts, partials.data_ptr(), to_x.data_ptr())  # fmt: skip
+            edges.indptr.data_ptr(), edges.target.data_ptr(), edges.edge.data_ptr(), alpha.data_ptr(),
+            to_edges.data_ptr(), vectors.data_ptr(), places.sources, places.shifts, num_edges, num_sources, run, heads,
+            lanes, kind, edges.long.slices, edges.long.counts, partials.data_ptr(), to_x.data_ptr())  # fmt: skip
     edges.long.add_partials(edges.indptr, num_edges, width, partials, to_x)
     return to_x, to_edges, to_targets
 
