@@ -62,55 +62,63 @@ __device__ __forceinline__ Span find_span(const Parts &parts, int k, int line)
     return {target, min(parts.ends[target], parts.num_edges), min(parts.ends[target + 1], parts.num_edges)};
 }
 
-// Adds the attention of a target to `result`, and writes the weights of its edges: their sign bit is set if the score is
-// not above zero. A score is bend(x[source] . vector + by_target[target]). Each row is read once, as in attend.cu.
-template <class Kind>
-__device__ __forceinline__ void attend_span(float *result, const Parts &parts, Span span, unsigned relation,
-                                            Group group)
+// Sends the first rows of a target's edges to `rows`.
+__device__ __forceinline__ void send_first(uint4 *rows, const Parts &parts, Span span)
 {
-    const int ROWS = 2, items = Kind::items;
+    if (span.first < span.last) {
+        int source[AHEAD];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) source[u] = parts.row[min(span.first + u, span.last - 1)];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u)
+            if (span.first + u < span.last)
+                copy_ahead(&place_of(rows, span.first + u),
+                           parts.x + (u64)(unsigned)source[u] * parts.pieces + parts.piece);
+    }
+    end_copies();
+}
+
+// Adds the attention of a target to `result`, and writes the weights of its edges: their sign bit is set if the score is
+// not above zero. A score is bend(x[source] . vector + by_target[target]). Each row is read once, as in attend.cu. `rows`
+// has the first ones or waits for them; one group of copies has been sent since.
+template <class Kind>
+__device__ __forceinline__ void attend_span(float *result, uint4 *rows, const Parts &parts, Span span,
+                                            unsigned relation, Group group)
+{
+    const int items = Kind::items;
     const float own = parts.by_target[span.target * parts.heads + parts.head];
     // Each thread has the score of one of the first edges, and memory those of the others.
     const int mine_at = span.first + group.lane;
     float direction[items], total[items] = {}, best = LEAST, sum = 0.0f, mine = 0.0f;
     load_fp32<items>(parts.vectors + (u64)(relation * parts.pieces + parts.piece) * items, direction);
-    for (int e = span.first; e < span.last; e += ROWS) {
-        uint4 raw[ROWS];
-        float score[ROWS], largest = best;
-#pragma unroll
-        for (int u = 0; u < ROWS; ++u)
-            if (e + u < span.last) raw[u] = parts.x[(u64)(unsigned)parts.row[e + u] * parts.pieces + parts.piece];
-#pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            score[u] = NO_SCORE;
-            if (e + u < span.last) {
-                float value[items], product = 0.0f;
-                unpack(Kind(), raw[u], value);
-#pragma unroll
-                for (int i = 0; i < items; ++i) product += value[i] * direction[i];
-                product = group.sum(product) + own;
-                if (e + u == mine_at) mine = product;
-                else if (e + u >= span.first + group.lanes && parts.alpha != nullptr && group.lane == 0)
-                    parts.alpha[(unsigned)(e + u) * parts.heads + parts.head] = product;
-                score[u] = bend(product, parts.slope);
-                largest = fmaxf(largest, score[u]);
-            }
+    wait_for_copies<1>();
+    for (int e = span.first; e < span.last; ++e) {
+        if (e - span.first >= AHEAD) wait_for_copies<AHEAD - 1>();
+        float value[items], product = 0.0f;
+        unpack(Kind(), place_of(rows, e), value);
+        if (span.last - span.first > AHEAD) {
+            if (e + AHEAD < span.last)
+                copy_ahead(&place_of(rows, e),
+                           parts.x + (u64)(unsigned)parts.row[e + AHEAD] * parts.pieces + parts.piece);
+            end_copies();
         }
-        const float shrink = __expf(best - largest);
-        best = largest, sum *= shrink;
 #pragma unroll
-        for (int i = 0; i < items; ++i) total[i] *= shrink;
+        for (int i = 0; i < items; ++i) product += value[i] * direction[i];
+        product = group.sum(product) + own;
+        if (e == mine_at) mine = product;
+        else if (e >= span.first + group.lanes && parts.alpha != nullptr && group.lane == 0)
+            parts.alpha[(unsigned)e * parts.heads + parts.head] = product;
+        const float score = bend(product, parts.slope);
+        if (score > best) {
+            const float shrink = __expf(best - score);
+            best = score, sum *= shrink;
 #pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            if (e + u < span.last) {
-                const float share = __expf(score[u] - best);
-                float value[items];
-                unpack(Kind(), raw[u], value);
-                sum += share;
-#pragma unroll
-                for (int i = 0; i < items; ++i) total[i] += share * value[i];
-            }
+            for (int i = 0; i < items; ++i) total[i] *= shrink;
         }
+        const float share = __expf(score - best);
+        sum += share;
+#pragma unroll
+        for (int i = 0; i < items; ++i) total[i] += share * value[i];
     }
     // If all scores are minus infinity, the result is a NaN, as in the softmax.
     const float scale = sum == 0.0f ? NOT_A_NUMBER : 1.0f / (sum + TINY);
@@ -127,23 +135,33 @@ __device__ __forceinline__ void attend_span(float *result, const Parts &parts, S
 }
 
 template <class Kind>
-__device__ __forceinline__ void attend_lines(u64 totals, const Parts &parts, u64 bias, int first_part, int last_part,
-                                             unsigned first, int line, int end, int kept, int type, Group group)
+__device__ __forceinline__ void attend_lines(uint4 *rows, u64 totals, const Parts &parts, u64 bias, int first_part,
+                                             int last_part, unsigned first, int line, int end, int kept, int type,
+                                             Group group)
 {
-    const int items = Kind::items;
+    const int items = Kind::items, stop = first_part < last_part ? min(end, kept) : line;
+    // Rows of the next target are on their way, and the edges of the one after it are found meanwhile.
+    int part_ahead = first_part, line_ahead = line, turn = 0;
+    auto find_ahead = [&]() {
+        if (line_ahead >= stop) return Span{0, 0, 0};
+        const Span span = find_span(parts, part_ahead, line_ahead);
+        if (++part_ahead == last_part) part_ahead = first_part, ++line_ahead;
+        return span;
+    };
+    Span next = find_ahead(), far = find_ahead();
+    send_first(rows, parts, next);
     for (; line < end; ++line) {
         float result[items] = {};
         if (bias != 0)
             load_fp32<items>((const float *)bias + (u64)((unsigned)type * parts.pieces + parts.piece) * items, result);
-        if (line < kept && first_part < last_part) {
-            // The next part's edges are found while rows of this one are on their way.
-            Span next = find_span(parts, first_part, line);
-            for (int k = first_part; k < last_part; ++k) {
-                const Span span = next;
-                if (k + 1 < last_part) next = find_span(parts, k + 1, line);
-                if (span.first < span.last)
-                    attend_span<Kind>(result, parts, span, (unsigned)parts.parts[k], group);
-            }
+        for (int k = line < stop ? first_part : last_part; k < last_part; ++k) {
+            const Span span = next;
+            uint4 *own = rows + turn * (AHEAD * THREADS_OF_BLOCK);
+            turn ^= 1;
+            next = far, far = find_ahead();
+            send_first(rows + turn * (AHEAD * THREADS_OF_BLOCK), parts, next);
+            if (span.first < span.last)
+                attend_span<Kind>(result, own, parts, span, (unsigned)parts.parts[k], group);
         }
         store_fp32<items>(totals + ((u64)(first + (unsigned)line) * parts.pieces + parts.piece) * (items * 4), 0,
                           result);
@@ -159,6 +177,7 @@ extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u
                                           int num_edges, int heads, int pieces, int head, int piece, int lane,
                                           int lanes, unsigned mask, float slope, int kind)
 {
+    __shared__ uint4 rows[2 * AHEAD * THREADS_OF_BLOCK];
     const Group group = {lane, lanes, mask};
     const Parts parts = {
         reinterpret_cast<const float *>(by_target), reinterpret_cast<const float *>(vectors),
@@ -167,7 +186,7 @@ extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u
         reinterpret_cast<float *>(alpha), num_relations, num_edges, (unsigned)heads, (unsigned)pieces, (unsigned)head,
         (unsigned)piece, slope};
 #define ATTEND(Kind)                                                                                                 \
-    attend_lines<Kind>(totals, parts, bias, first_part, last_part, (unsigned)first, line, end, kept, type, group)
+    attend_lines<Kind>(rows, totals, parts, bias, first_part, last_part, (unsigned)first, line, end, kept, type, group)
     if (kind == 0) ATTEND(Float32);
     else if (kind == 1) ATTEND(Float16);
     else ATTEND(Bfloat16);
