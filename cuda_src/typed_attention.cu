@@ -195,12 +195,13 @@ extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u
 }
 
 template <class Kind>
-__device__ __forceinline__ void pull_scores(uint4 *rows, float *weights, float *to_edges, float *to_targets,
-                                            const float *alpha, const uint4 *x, const uint4 *grad, const int *ends,
-                                            const int *row, int num_edges, int target, int end, int shift,
-                                            unsigned heads, unsigned pieces, unsigned head, unsigned piece, Group group,
-                                            float slope)
+__device__ __forceinline__ void pull_scores(uint4 *rows, float *weights, u64 to_vector, float *to_edges,
+                                            float *to_targets, const float *alpha, const uint4 *x, const uint4 *grad,
+                                            const int *ends, const int *row, int num_edges, int target, int end,
+                                            int shift, unsigned heads, unsigned pieces, unsigned head, unsigned piece,
+                                            Group group, float slope)
 {
+    const int items = Kind::items;
     // Targets have few edges: rows of the next ones are on their way too.
     const int last = min(ends[end], num_edges);
     int i = min(ends[target], num_edges), stop = min(ends[target + 1], num_edges);
@@ -216,30 +217,42 @@ __device__ __forceinline__ void pull_scores(uint4 *rows, float *weights, float *
     };
 #pragma unroll
     for (int u = 0; u < AHEAD; ++u) send(i + u);
+    float along[items] = {};
     for (; target < end; ++target) {
         const int first = i, mine_at = first + group.lane, far = min(ends[min(target + 3, end)], num_edges);
-        float pulled[Kind::items], total = 0.0f, sum = 0.0f, mine = 0.0f, mine_weight = 0.0f;
+        // Products are counted from the first one, so that a target's only edge has exactly zero.
+        float pulled[items], whole[items] = {}, base = 0.0f, total = 0.0f, sum = 0.0f, mine = 0.0f, mine_weight = 0.0f;
         unpack(Kind(), own, pulled);
         if (next > stop) own = grad[(u64)(unsigned)(target + 1 + shift) * pieces + piece];
         for (; i < stop; ++i) {
             wait_for_copies<AHEAD - 1>();
-            float value[Kind::items], product = 0.0f;
-            const float weight = place_of(weights, i);
+            float value[items], product = 0.0f;
+            const float signed_weight = place_of(weights, i), weight = fabsf(signed_weight);
             unpack(Kind(), place_of(rows, i), value);
             send(i + AHEAD);
 #pragma unroll
-            for (int k = 0; k < Kind::items; ++k) product += value[k] * pulled[k];
+            for (int k = 0; k < items; ++k) product += value[k] * pulled[k];
             product = group.sum(product);
-            total += fabsf(weight) * product;
-            if (i == mine_at) mine = product, mine_weight = weight;
+            if (i == first) base = product;
+            product -= base;
+            total += weight * product;
+            // The sign tells that the score was not above zero.
+            const float share = __float_as_uint(signed_weight) >> 31 ? weight * slope : weight;
+#pragma unroll
+            for (int k = 0; k < items; ++k) {
+                const float part = share * value[k];
+                along[k] += product * part, whole[k] += part;
+            }
+            if (i == mine_at) mine = product, mine_weight = signed_weight;
             else if (i >= first + group.lanes && group.lane == 0) to_edges[(unsigned)i * heads + head] = product;
         }
+#pragma unroll
+        for (int k = 0; k < items; ++k) along[k] -= total * whole[k];
         if (stop - first > group.lanes) __syncwarp(group.mask);
         for (int e = mine_at; e < stop; e += group.lanes) {
             float *at = to_edges + ((unsigned)e * heads + head);
             const float weight = e == mine_at ? mine_weight : alpha[(unsigned)e * heads + head];
             float share = fabsf(weight) * ((e == mine_at ? mine : *at) - total);
-            // The score was not above zero.
             if (__float_as_uint(weight) >> 31) share *= slope;
             *at = share, sum += share;
         }
@@ -247,20 +260,24 @@ __device__ __forceinline__ void pull_scores(uint4 *rows, float *weights, float *
         if (group.lane == 0) to_targets[(unsigned)target * heads + head] = sum;
         stop = next, next = far;
     }
+    store_fp32<items>(to_vector, 0, along);
 }
 
-// Gradients of the scores of the edges of targets [target, end) of one relation before `bend`, in `to_edges`, and their
-// sums by target. Target t has edges [ends[t], ends[t + 1]) and row t + shift of `grad`. All addresses are first ones;
-// `alpha` has the weights of `attend_lines_16`.
-extern "C" __device__ int pull_scores_16(int *, u64 to_edges, u64 to_targets, u64 alpha, u64 x, u64 grad, u64 ends,
-                                         u64 row, int num_edges, int target, int end, int shift, int heads, int pieces,
-                                         int head, int piece, int lane, int lanes, unsigned mask, float slope, int kind)
+// Gradients of the scores of the edges of targets [target, end) of one relation before `bend`, in `to_edges`, their sums
+// by target, and at `to_vector` the sum of a piece of the edges' rows times these, fp32. Target t has edges [ends[t],
+// ends[t + 1]) and row t + shift of `grad`. Addresses but `to_vector` are first ones; `alpha` has the weights of
+// `attend_lines_16`.
+extern "C" __device__ int pull_scores_16(int *, u64 to_vector, u64 to_edges, u64 to_targets, u64 alpha, u64 x, u64 grad,
+                                         u64 ends, u64 row, int num_edges, int target, int end, int shift, int heads,
+                                         int pieces, int head, int piece, int lane, int lanes, unsigned mask,
+                                         float slope, int kind)
 {
     __shared__ uint4 rows[AHEAD * THREADS_OF_BLOCK];
     __shared__ float weights[AHEAD * THREADS_OF_BLOCK];
     const Group group = {lane, lanes, mask};
 #define PULL(Kind)                                                                                                   \
-    pull_scores<Kind>(rows, weights, reinterpret_cast<float *>(to_edges), reinterpret_cast<float *>(to_targets),                    \
+    pull_scores<Kind>(rows, weights, to_vector, reinterpret_cast<float *>(to_edges),                                 \
+                      reinterpret_cast<float *>(to_targets),                                                         \
                       reinterpret_cast<const float *>(alpha), reinterpret_cast<const uint4 *>(x),                    \
                       reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(ends),                    \
                       reinterpret_cast<const int *>(row), num_edges, target, end, shift, (unsigned)heads,            \
@@ -404,48 +421,6 @@ extern "C" __device__ int pull_rows_16(int *, u64 to, u64 grad, u64 indptr, u64 
     else if (kind == 1) PULL(Float16);
     else PULL(Bfloat16);
 #undef PULL
-    return 0;
-}
-
-template <class Kind>
-__device__ __forceinline__ void weigh_rows(float *to, const uint4 *x, const float *weights, int first, int last,
-                                           unsigned heads, unsigned pieces)
-{
-    const int ROWS = 4;
-    float total[Kind::items] = {};
-    for (int i = first; i < last; i += ROWS) {
-        uint4 raw[ROWS];
-        float weight[ROWS];
-#pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            const u64 row = (u64)min(i + u, last - 1);
-            raw[u] = x[row * pieces];
-            weight[u] = i + u < last ? weights[row * heads] : 0.0f;
-        }
-#pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            float value[Kind::items];
-            unpack(Kind(), raw[u], value);
-#pragma unroll
-            for (int k = 0; k < Kind::items; ++k) total[k] += weight[u] * value[k];
-        }
-    }
-    store_fp32<Kind::items>((u64)to, 0, total);
-}
-
-// Sum of a piece of the rows [first, last), times numbers of their head: fp32. `x` is the address of the piece of row
-// 0, and `weights` of the head's number there.
-extern "C" __device__ int weigh_rows_16(int *, u64 to, u64 x, u64 weights, long long first, long long last, int heads,
-                                        int pieces, int kind)
-{
-#define WEIGH(Kind)                                                                                                  \
-    weigh_rows<Kind>(reinterpret_cast<float *>(to), reinterpret_cast<const uint4 *>(x),                              \
-                     reinterpret_cast<const float *>(weights), (int)first, (int)last, (unsigned)heads,              \
-                     (unsigned)pieces)
-    if (kind == 0) WEIGH(Float32);
-    else if (kind == 1) WEIGH(Float16);
-    else WEIGH(Bfloat16);
-#undef WEIGH
     return 0;
 }
 

@@ -10,8 +10,8 @@ gradients of its rows. For the gradient g[t] of a sum:
 - The gradient of v[s] is the sum of alpha[e] * g[t] over its edges.
 
 Scores of `attend_groups_gpu` are v[s, h] . vector[h] plus a number of the target, as of GATConv. `pull_scores_gpu`
-makes their gradients by target, and `pull_attention_gpu` the gradients of v by source. These include the gradients of
-scores times `vector`.
+makes their gradients by target, and those of vectors, and `pull_attention_gpu` the gradients of v by source. These
+include the gradients of scores times `vector`.
 
 Scores of `*_pairs_*`, `*_keys_*` and `*_queries_*` need rows of both ends. With keys k and values v of sources and
 queries q of targets, score(e, h) is, of the columns of head h,
@@ -32,7 +32,7 @@ dot_head_16 = device_function("dot_head_16", "u8 u8 u8 i4 i4 u4 i4")
 attend_lines_16 = device_function(
     "attend_lines_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 u4 f4 i4"
 )
-pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 u4 f4 i4")
+pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 u4 f4 i4")
 pull_rows_16 = device_function("pull_rows_16", "u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4")
 pull_row_16 = device_function("pull_row_16", "u8 i4 u8 u8 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4")
 
@@ -101,34 +101,32 @@ def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, k
             line = until
 
 
-@gpu_kernel("u8 u8 u8 u8 u8 i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8", sources=("aggregate", "typed_attention"),
-            resident_blocks=4)  # fmt: skip
-def pull_scores_gpu(x, grad, ends, row, alpha, bounds, shifts, num_edges, num_targets, run, heads, lanes, slope, kind,
-                    to_edges, to_targets):  # fmt: skip
-    """Gradients of the scores of edges before `leaky`, and their sums by target. All but arrays are addresses; `ends`
-    and `row` are int32. See `attend_groups_gpu` for `alpha` and `total_gradients_gpu` for `bounds` and `shifts`. A
-    thread reads one piece of `run` targets.
+@gpu_kernel("u8 u8 u8 u8 u8 i8[] i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8 u8", sources=("aggregate", "typed_attention"),
+            resident_blocks=3)  # fmt: skip
+def pull_scores_gpu(x, grad, ends, row, alpha, bounds, begins, shifts, length, num_slices, num_edges, heads, lanes,
+                    slope, kind, to_edges, to_targets, partials):  # fmt: skip
+    """Gradients of the scores of edges before `leaky`, their sums by target, and for each slice of targets the sum of
+    rows of its edges, each head times the gradient of its score, fp32.
+
+    All but arrays are addresses; `ends` and `row` are int32. See `attend_groups_gpu` for `alpha` and
+    `total_gradients_gpu` for `bounds` and `shifts`. A slice is `length` targets of one relation, the last of it fewer.
+    The slices of relation r begin at begins[r]. A thread reads one piece.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     pieces = heads * lanes
     number = np.int64(quotient(np.uint64(thread), pieces))
-    if number * run < num_targets:
+    if number < num_slices:
         # Fewer than 2^31 rows: numbers of 64 bits take two registers each.
-        target = np.int32(number * run)
-        end = np.int32(min(number * run + run, num_targets))
         piece = np.int32(thread - number * pieces)
         head = piece // lanes
         lane = piece - head * lanes
         mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
-        relation = np.int32(last_at_most(bounds, 0, bounds.shape[0] - 1, target))
-        while target < end:
-            while bounds[relation + 1] <= target:
-                relation = np.int32(relation + 1)
-            until = np.int32(min(np.int64(end), bounds[relation + 1]))
-            pull_scores_16(to_edges, to_targets, alpha, x, grad, ends, row, np.int32(num_edges), target, until,
-                           np.int32(shifts[relation]), heads, pieces, head, piece, lane, lanes, mask, slope,
-                           kind)  # fmt: skip
-            target = until
+        relation = last_at_most(begins, 0, begins.shape[0] - 1, number)
+        target = np.int32(bounds[relation] + (number - begins[relation]) * length)
+        end = np.int32(min(np.int64(target) + length, bounds[relation + 1]))
+        pull_scores_16(partials + np.uint64(thread * (16 if kind == 0 else 32)), to_edges, to_targets, alpha, x, grad,
+                       ends, row, np.int32(num_edges), target, end, np.int32(shifts[relation]), heads, pieces, head,
+                       piece, lane, lanes, mask, slope, kind)  # fmt: skip
 
 
 @gpu_kernel("u8 i4[] u8 u8 u8 u8 u8 u8 i8[] i8[] i8 i8 i8 i4 i4 i4 i4[] i4[] u8 u8",
@@ -177,28 +175,8 @@ def pull_attention_gpu(grad, indptr, indptr_at, target, edge, alpha, shares, vec
             item += np.int32(1)
 
 
-weigh_rows_16 = device_function("weigh_rows_16", "u8 u8 u8 i8 i8 i4 i4 i4")
 join_rows_16 = device_function("join_rows_16", "u8 u8 u8 i8 i8 i8 i4 i4")
 add_parts_4 = device_function("add_parts_4", "u8 u8 u8 u8 u8 i8 i8 i8 i4")
-
-
-@gpu_kernel("u8 u8 i8[] i8[] i8 i8 i4 i4 i4 u8", sources=("aggregate", "typed_attention"))
-def weigh_rows_gpu(x, weights, bounds, slices, length, num_slices, heads, pieces, kind, partials):
-    """partials[i] = sum over the rows s of slice i of x[s], each head times weights[s, h].
-
-    A slice is `length` rows of one relation, the last of it fewer. The slices of relation r begin at slices[r], and its
-    rows at bounds[r]. A thread computes one piece.
-    """
-    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    number = np.int64(quotient(np.uint64(thread), pieces))
-    if number < num_slices:
-        piece = np.int32(thread - number * pieces)
-        relation = last_at_most(slices, 0, slices.shape[0] - 1, number)
-        first = bounds[relation] + (number - slices[relation]) * length
-        last = min(first + length, bounds[relation + 1])
-        head = piece // (pieces // heads)
-        weigh_rows_16(partials + np.uint64(thread * (16 if kind == 0 else 32)), x + np.uint64(piece * 16),
-                      weights + np.uint64(head * 4), first, last, heads, pieces, kind)  # fmt: skip
 
 
 @gpu_kernel("u8 i8 i8 i8 i8 i4 i4 u8 u8", sources=("aggregate", "typed_attention"))
