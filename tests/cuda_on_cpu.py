@@ -23,7 +23,9 @@ _CUDA = r"""
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <pthread.h>
+#include <vector>
 #define __device__
 #define __forceinline__ inline
 #define __shared__ static thread_local
@@ -37,6 +39,14 @@ struct float4 { float x, y, z, w; };
 struct uint2 { unsigned x, y; };
 // Memory of a block is memory of the thread here.
 static const struct { int x; } threadIdx = {0};
+// Copies come as late as they may: when their group is waited for.
+static thread_local std::vector<std::vector<std::function<void()>>> groups_(1);
+template <class T> static inline void defer(T *to, const T *from) { groups_.back().push_back([=] { *to = *from; }); }
+static inline void wait_for(int groups)
+{
+    for (; (int)groups_.size() > groups + 1; groups_.erase(groups_.begin()))
+        for (auto &copy : groups_.front()) copy();
+}
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline void *__cvta_global_to_generic(unsigned long long address) { return (void *)address; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
@@ -65,10 +75,13 @@ static inline float __shfl_xor_sync(unsigned, float value, int step)
     return other;
 }
 """
-# PTX in C++, and the same for a CPU.
+# PTX in C++ and what GPUs without it do, and the same for a CPU.
 _PTX = {
     r'asm\("cvt\.f32\.f16 [^;]*;"[^;]*;': "unsigned short half = bits; value = (float)BITS(_Float16, half);",
     r'asm\("cvt\.rn\.f16\.f32 [^;]*;"[^;]*;': "_Float16 half = (_Float16)value; bits = BITS(unsigned short, half);",
+    r"\{ \*to = \*from; \}": "{ defer(to, from); }",
+    r"end_copies\(\) \{\}": "end_copies() { groups_.emplace_back(); }",
+    r"wait_for_copies\(\) \{\}": "wait_for_copies() { wait_for(groups); }",
 }
 _TYPES = {
     "u8": ctypes.c_uint64,
