@@ -38,8 +38,12 @@ pull_row_16 = device_function("pull_row_16", "u8 i4 u8 u8 u8 u8 u8 u8 i8 i8 i8 i
 
 
 @body
-def mask_of(lane, lanes, thread_of_warp):
-    """Mask of the lanes of a group, a power of two, for shuffles."""
+def mask_of(lane, lanes, pieces, thread_of_warp):
+    """Mask of the threads that go the way of a group of lanes, a power of two, for shuffles: all threads of a warp if
+    they belong to one row of `pieces` threads.
+    """
+    if pieces % 32 == 0:
+        return np.uint32(0xFFFFFFFF)
     ones = np.uint32(0xFFFFFFFF) if lanes == 32 else np.uint32((1 << lanes) - 1)
     return np.uint32(ones << np.uint32(thread_of_warp - lane))
 
@@ -56,7 +60,7 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
         piece = np.int32(thread - target * pieces)
         head = piece // lanes
         lane = piece - head * lanes
-        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
         line = target + shifts[last_at_most(bounds, 0, bounds.shape[0] - 1, target)]
         # A piece of 16 bytes takes four bytes of fp32 for each of its items.
         bytes_of_piece = 16 if kind == 0 else 32
@@ -65,7 +69,7 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
 
 
 @gpu_kernel("u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] u8 i8 i8 i8 i4 i4 f4 i4 u8 u8", sources=("aggregate", "typed_attention"),
-            resident_blocks=4)  # fmt: skip
+            resident_blocks=3)  # fmt: skip
 def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, kept, parts, num_rows, num_edges, run,
                       heads, lanes, slope, kind, alpha, totals):  # fmt: skip
     """Sums of the attention of the relations into one type, fp32, and its row of `bias` unless this is zero.
@@ -86,7 +90,7 @@ def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, k
         piece = np.int32(thread - number * pieces)
         head = piece // lanes
         lane = piece - head * lanes
-        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
         group = np.int32(last_at_most(firsts, 0, firsts.shape[0] - 1, line))
         num_relations = np.int32(members[members.shape[0] - 1])
         while line < end:
@@ -120,7 +124,7 @@ def pull_scores_gpu(x, grad, ends, row, alpha, bounds, begins, shifts, length, n
         piece = np.int32(thread - number * pieces)
         head = piece // lanes
         lane = piece - head * lanes
-        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
         relation = last_at_most(begins, 0, begins.shape[0] - 1, number)
         target = np.int32(bounds[relation] + (number - begins[relation]) * length)
         end = np.int32(min(np.int64(target) + length, bounds[relation + 1]))
@@ -234,7 +238,7 @@ def attend_pairs_gpu(keys, queries, vectors, indptr, row, bounds, num_edges, num
         piece = np.int32(thread - target * pieces)
         head = piece // lanes
         lane = piece - head * lanes
-        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
         first, last = span_of(indptr, target, num_edges)
         vector, weights = np.uint64(0), np.uint64(0)
         if vectors != 0:
@@ -260,7 +264,7 @@ def pull_keys_gpu(keys, queries, grad, vectors, indptr, target, edge, alpha, tot
         piece = np.int32(thread - item * pieces)
         head = piece // lanes
         lane = piece - head * lanes
-        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
         source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
         if place != NOWHERE:
             relation = last_at_most(bounds, 0, bounds.shape[0] - 1, source)

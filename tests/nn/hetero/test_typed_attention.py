@@ -347,15 +347,16 @@ def launches(library, monkeypatch):
     return names
 
 
-SHAPES = {torch.float32: (2, 16), torch.float16: (1, 32), torch.bfloat16: (3, 8)}
+# Rows of the last one take all threads of a warp.
+SHAPES = [(torch.float32, 2, 16), (torch.float16, 1, 32), (torch.bfloat16, 3, 8), (torch.bfloat16, 8, 32)]
 
 
 @pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-@pytest.mark.parametrize("dtype", SHAPES)
+@pytest.mark.parametrize(("dtype", "heads", "channels"), SHAPES)
 @pytest.mark.parametrize("kind", PAIRS)
-def test_code_of_gpus_equals_the_operators_on_a_cpu(kind, dtype, launches, monkeypatch):
-    case = Case(kind, dtype, *SHAPES[dtype], 15, [40, 3, 0, 15], [30, 150, 5, 10], "cpu")
+def test_code_of_gpus_equals_the_operators_on_a_cpu(kind, dtype, heads, channels, launches, monkeypatch):
+    case = Case(kind, dtype, heads, channels, 15, [40, 3, 0, 15], [30, 150, 5, 10], "cpu")
     compose, fused = PAIRS[kind]
 
     got = case.run(fused)
@@ -397,9 +398,9 @@ def compose_products(*given):
 
 @pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-@pytest.mark.parametrize("dtype", SHAPES)
-def test_code_of_gpus_for_products_equals_the_operators_on_a_cpu(dtype, launches, monkeypatch):
-    case = ProductCase(dtype, *SHAPES[dtype], "cpu")
+@pytest.mark.parametrize(("dtype", "heads", "channels"), SHAPES)
+def test_code_of_gpus_for_products_equals_the_operators_on_a_cpu(dtype, heads, channels, launches, monkeypatch):
+    case = ProductCase(dtype, heads, channels, "cpu")
 
     assert attention.can_attend_products(case.both, case.heads, case.edges)
     got = case.run(attention._AttendProducts.apply)
