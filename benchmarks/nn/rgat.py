@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import gc
 from collections.abc import Callable, Iterator
 from itertools import islice, repeat
 from statistics import mean, median, stdev
