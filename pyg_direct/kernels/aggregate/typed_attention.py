@@ -39,8 +39,9 @@ pull_row_16 = device_function("pull_row_16", "u8 i4 u8 u8 u8 u8 u8 u8 i8 i8 i8 i
 
 @body
 def mask_of(lane, lanes, pieces, thread_of_warp):
-    """Mask of the threads that go the way of a group of lanes, a power of two, for shuffles: all threads of a warp if
-    they belong to one row of `pieces` threads.
+    """Mask for the shuffles of a group of lanes, a power of two.
+
+    It has all threads of a warp if they belong to one row of `pieces` threads, and so take the same way.
     """
     if pieces % 32 == 0:
         return np.uint32(0xFFFFFFFF)
@@ -109,12 +110,12 @@ def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, k
             resident_blocks=3)  # fmt: skip
 def pull_scores_gpu(x, grad, ends, row, alpha, bounds, begins, shifts, length, num_slices, num_edges, heads, lanes,
                     slope, kind, to_edges, to_targets, partials):  # fmt: skip
-    """Gradients of the scores of edges before `leaky`, their sums by target, and for each slice of targets the sum of
-    rows of its edges, each head times the gradient of its score, fp32.
+    """Gradients of the scores of edges before `leaky`, and their sums by target.
 
-    All but arrays are addresses; `ends` and `row` are int32. See `attend_groups_gpu` for `alpha` and
-    `total_gradients_gpu` for `bounds` and `shifts`. A slice is `length` targets of one relation, the last of it fewer.
-    The slices of relation r begin at begins[r]. A thread reads one piece.
+    Each slice of targets also sums the rows of its edges, fp32, each head times the gradient of its score. All but
+    arrays are addresses; `ends` and `row` are int32. See `attend_groups_gpu` for `alpha` and `total_gradients_gpu` for
+    `bounds` and `shifts`. A slice is `length` targets of one relation, the last of it fewer. The slices of relation r
+    begin at begins[r]. A thread reads one piece.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     pieces = heads * lanes
