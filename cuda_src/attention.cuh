@@ -15,8 +15,18 @@ __device__ __forceinline__ float bend(float value, float slope) { return value >
 struct Group {
     int lane, lanes;
     unsigned mask;
+    // If the compiler does not know the mask, each shuffle first finds the threads with an equal one, which takes longer
+    // than all sums of an edge.
     __device__ __forceinline__ float sum(float value) const
     {
+        if (mask == 0xffffffff) {
+#pragma unroll
+            for (int step = 16; step > 0; step >>= 1) {
+                const float other = __shfl_xor_sync(0xffffffff, value, step);
+                if (step < lanes) value += other;
+            }
+            return value;
+        }
         for (int step = lanes >> 1; step > 0; step >>= 1) value += __shfl_xor_sync(mask, value, step);
         return value;
     }

@@ -3,8 +3,15 @@
 // Called from pyg_direct/kernels/aggregate/typed_attention.py, which has the formulas; see aggregate.cu for the calling
 // convention.
 
+#include "ahead.cuh"
 #include "attention.cuh"
 #include "items.cuh"
+
+__device__ __forceinline__ void store_as(Float32, u64 to, const float *value) { store_fp32<4>(to, 0, value); }
+template <class Kind> __device__ __forceinline__ void store_as(Kind kind, u64 to, const float *value)
+{
+    store(kind, to, 0, value);
+}
 
 template <class Kind> __device__ __forceinline__ float dot_piece(u64 grad, u64 out)
 {
@@ -55,55 +62,63 @@ __device__ __forceinline__ Span find_span(const Parts &parts, int k, int line)
     return {target, min(parts.ends[target], parts.num_edges), min(parts.ends[target + 1], parts.num_edges)};
 }
 
-// Adds the attention of a target to `result`, and writes the weights of its edges: their sign bit is set if the score is
-// not above zero. A score is bend(x[source] . vector + by_target[target]). Each row is read once, as in attend.cu.
-template <class Kind>
-__device__ __forceinline__ void attend_span(float *result, const Parts &parts, Span span, unsigned relation,
-                                            Group group)
+// Sends the first rows of a target's edges to `rows`.
+__device__ __forceinline__ void send_first(uint4 *rows, const Parts &parts, Span span)
 {
-    const int ROWS = 2, items = Kind::items;
+    if (span.first < span.last) {
+        int source[AHEAD];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) source[u] = parts.row[min(span.first + u, span.last - 1)];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u)
+            if (span.first + u < span.last)
+                copy_ahead(&place_of(rows, span.first + u),
+                           parts.x + (u64)(unsigned)source[u] * parts.pieces + parts.piece);
+    }
+    end_copies();
+}
+
+// Adds the attention of a target to `result`, and writes the weights of its edges: their sign bit is set if the score is
+// not above zero. A score is bend(x[source] . vector + by_target[target]). Each row is read once, as in attend.cu. `rows`
+// has the first ones or waits for them; one group of copies has been sent since.
+template <class Kind>
+__device__ __forceinline__ void attend_span(float *result, uint4 *rows, const Parts &parts, Span span,
+                                            unsigned relation, Group group)
+{
+    const int items = Kind::items;
     const float own = parts.by_target[span.target * parts.heads + parts.head];
     // Each thread has the score of one of the first edges, and memory those of the others.
     const int mine_at = span.first + group.lane;
     float direction[items], total[items] = {}, best = LEAST, sum = 0.0f, mine = 0.0f;
     load_fp32<items>(parts.vectors + (u64)(relation * parts.pieces + parts.piece) * items, direction);
-    for (int e = span.first; e < span.last; e += ROWS) {
-        uint4 raw[ROWS];
-        float score[ROWS], largest = best;
-#pragma unroll
-        for (int u = 0; u < ROWS; ++u)
-            if (e + u < span.last) raw[u] = parts.x[(u64)(unsigned)parts.row[e + u] * parts.pieces + parts.piece];
-#pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            score[u] = NO_SCORE;
-            if (e + u < span.last) {
-                float value[items], product = 0.0f;
-                unpack(Kind(), raw[u], value);
-#pragma unroll
-                for (int i = 0; i < items; ++i) product += value[i] * direction[i];
-                product = group.sum(product) + own;
-                if (e + u == mine_at) mine = product;
-                else if (e + u >= span.first + group.lanes && parts.alpha != nullptr && group.lane == 0)
-                    parts.alpha[(unsigned)(e + u) * parts.heads + parts.head] = product;
-                score[u] = bend(product, parts.slope);
-                largest = fmaxf(largest, score[u]);
-            }
+    wait_for_copies<1>();
+    for (int e = span.first; e < span.last; ++e) {
+        if (e - span.first >= AHEAD) wait_for_copies<AHEAD - 1>();
+        float value[items], product = 0.0f;
+        unpack(Kind(), place_of(rows, e), value);
+        if (span.last - span.first > AHEAD) {
+            if (e + AHEAD < span.last)
+                copy_ahead(&place_of(rows, e),
+                           parts.x + (u64)(unsigned)parts.row[e + AHEAD] * parts.pieces + parts.piece);
+            end_copies();
         }
-        const float shrink = __expf(best - largest);
-        best = largest, sum *= shrink;
 #pragma unroll
-        for (int i = 0; i < items; ++i) total[i] *= shrink;
+        for (int i = 0; i < items; ++i) product += value[i] * direction[i];
+        product = group.sum(product) + own;
+        if (e == mine_at) mine = product;
+        else if (e >= span.first + group.lanes && parts.alpha != nullptr && group.lane == 0)
+            parts.alpha[(unsigned)e * parts.heads + parts.head] = product;
+        const float score = bend(product, parts.slope);
+        if (score > best) {
+            const float shrink = __expf(best - score);
+            best = score, sum *= shrink;
 #pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            if (e + u < span.last) {
-                const float share = __expf(score[u] - best);
-                float value[items];
-                unpack(Kind(), raw[u], value);
-                sum += share;
-#pragma unroll
-                for (int i = 0; i < items; ++i) total[i] += share * value[i];
-            }
+            for (int i = 0; i < items; ++i) total[i] *= shrink;
         }
+        const float share = __expf(score - best);
+        sum += share;
+#pragma unroll
+        for (int i = 0; i < items; ++i) total[i] += share * value[i];
     }
     // If all scores are minus infinity, the result is a NaN, as in the softmax.
     const float scale = sum == 0.0f ? NOT_A_NUMBER : 1.0f / (sum + TINY);
@@ -120,23 +135,33 @@ __device__ __forceinline__ void attend_span(float *result, const Parts &parts, S
 }
 
 template <class Kind>
-__device__ __forceinline__ void attend_lines(u64 totals, const Parts &parts, u64 bias, int first_part, int last_part,
-                                             unsigned first, int line, int end, int kept, int type, Group group)
+__device__ __forceinline__ void attend_lines(uint4 *rows, u64 totals, const Parts &parts, u64 bias, int first_part,
+                                             int last_part, unsigned first, int line, int end, int kept, int type,
+                                             Group group)
 {
-    const int items = Kind::items;
+    const int items = Kind::items, stop = first_part < last_part ? min(end, kept) : line;
+    // Rows of the next target are on their way, and the edges of the one after it are found meanwhile.
+    int part_ahead = first_part, line_ahead = line, turn = 0;
+    auto find_ahead = [&]() {
+        if (line_ahead >= stop) return Span{0, 0, 0};
+        const Span span = find_span(parts, part_ahead, line_ahead);
+        if (++part_ahead == last_part) part_ahead = first_part, ++line_ahead;
+        return span;
+    };
+    Span next = find_ahead(), far = find_ahead();
+    send_first(rows, parts, next);
     for (; line < end; ++line) {
         float result[items] = {};
         if (bias != 0)
             load_fp32<items>((const float *)bias + (u64)((unsigned)type * parts.pieces + parts.piece) * items, result);
-        if (line < kept && first_part < last_part) {
-            // The next part's edges are found while rows of this one are on their way.
-            Span next = find_span(parts, first_part, line);
-            for (int k = first_part; k < last_part; ++k) {
-                const Span span = next;
-                if (k + 1 < last_part) next = find_span(parts, k + 1, line);
-                if (span.first < span.last)
-                    attend_span<Kind>(result, parts, span, (unsigned)parts.parts[k], group);
-            }
+        for (int k = line < stop ? first_part : last_part; k < last_part; ++k) {
+            const Span span = next;
+            uint4 *own = rows + turn * (AHEAD * THREADS_OF_BLOCK);
+            turn ^= 1;
+            next = far, far = find_ahead();
+            send_first(rows + turn * (AHEAD * THREADS_OF_BLOCK), parts, next);
+            if (span.first < span.last)
+                attend_span<Kind>(result, own, parts, span, (unsigned)parts.parts[k], group);
         }
         store_fp32<items>(totals + ((u64)(first + (unsigned)line) * parts.pieces + parts.piece) * (items * 4), 0,
                           result);
@@ -152,6 +177,7 @@ extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u
                                           int num_edges, int heads, int pieces, int head, int piece, int lane,
                                           int lanes, unsigned mask, float slope, int kind)
 {
+    __shared__ uint4 rows[2 * AHEAD * THREADS_OF_BLOCK];
     const Group group = {lane, lanes, mask};
     const Parts parts = {
         reinterpret_cast<const float *>(by_target), reinterpret_cast<const float *>(vectors),
@@ -160,7 +186,7 @@ extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u
         reinterpret_cast<float *>(alpha), num_relations, num_edges, (unsigned)heads, (unsigned)pieces, (unsigned)head,
         (unsigned)piece, slope};
 #define ATTEND(Kind)                                                                                                 \
-    attend_lines<Kind>(totals, parts, bias, first_part, last_part, (unsigned)first, line, end, kept, type, group)
+    attend_lines<Kind>(rows, totals, parts, bias, first_part, last_part, (unsigned)first, line, end, kept, type, group)
     if (kind == 0) ATTEND(Float32);
     else if (kind == 1) ATTEND(Float16);
     else ATTEND(Bfloat16);
@@ -169,63 +195,93 @@ extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u
 }
 
 template <class Kind>
-__device__ __forceinline__ void pull_scores(float *to_edges, float *to_target, const float *alpha, const uint4 *x,
-                                            const uint4 *grad, const int *row, int first, int last, unsigned heads,
-                                            unsigned pieces, Group group, float slope)
+__device__ __forceinline__ void pull_scores(uint4 *rows, float *weights, u64 to_vector, float *to_edges,
+                                            float *to_targets, const float *alpha, const uint4 *x, const uint4 *grad,
+                                            const int *ends, const int *row, int num_edges, int target, int end,
+                                            int shift, unsigned heads, unsigned pieces, unsigned head, unsigned piece,
+                                            Group group, float slope)
 {
-    const int ROWS = 2, mine_at = first + group.lane;
-    float pulled[Kind::items], total = 0.0f, sum = 0.0f, mine = 0.0f;
-    unpack(Kind(), *grad, pulled);
-    for (int e = first; e < last; e += ROWS) {
-        uint4 raw[ROWS];
-        float weight[ROWS];
+    const int items = Kind::items;
+    // Targets have few edges: rows of the next ones are on their way too.
+    const int last = min(ends[end], num_edges);
+    int i = min(ends[target], num_edges), stop = min(ends[target + 1], num_edges);
+    int next = min(ends[min(target + 2, end)], num_edges), source = i < last ? row[i] : 0;
+    uint4 own = grad[(u64)(unsigned)(target + shift) * pieces + piece];
+    auto send = [&](int place) {
+        if (place < last) {
+            copy_ahead(&place_of(rows, place), x + (u64)(unsigned)source * pieces + piece);
+            copy_ahead(&place_of(weights, place), alpha + (unsigned)place * heads + head);
+        }
+        end_copies();
+        if (place + 1 < last) source = row[place + 1];
+    };
 #pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            if (e + u < last) {
-                raw[u] = x[(u64)(unsigned)row[e + u] * pieces];
-                weight[u] = fabsf(alpha[(unsigned)(e + u) * heads]);
+    for (int u = 0; u < AHEAD; ++u) send(i + u);
+    float along[items] = {};
+    for (; target < end; ++target) {
+        const int first = i, mine_at = first + group.lane, far = min(ends[min(target + 3, end)], num_edges);
+        // Products are counted from the first one, so that a target's only edge has exactly zero.
+        float pulled[items], whole[items] = {}, base = 0.0f, total = 0.0f, sum = 0.0f, mine = 0.0f, mine_weight = 0.0f;
+        unpack(Kind(), own, pulled);
+        if (next > stop) own = grad[(u64)(unsigned)(target + 1 + shift) * pieces + piece];
+        for (; i < stop; ++i) {
+            wait_for_copies<AHEAD - 1>();
+            float value[items], product = 0.0f;
+            const float signed_weight = place_of(weights, i), weight = fabsf(signed_weight);
+            unpack(Kind(), place_of(rows, i), value);
+            send(i + AHEAD);
+#pragma unroll
+            for (int k = 0; k < items; ++k) product += value[k] * pulled[k];
+            product = group.sum(product);
+            if (i == first) base = product;
+            product -= base;
+            total += weight * product;
+            // The sign tells that the score was not above zero.
+            const float share = __float_as_uint(signed_weight) >> 31 ? weight * slope : weight;
+#pragma unroll
+            for (int k = 0; k < items; ++k) {
+                const float part = share * value[k];
+                along[k] += product * part, whole[k] += part;
             }
+            if (i == mine_at) mine = product, mine_weight = signed_weight;
+            else if (i >= first + group.lanes && group.lane == 0) to_edges[(unsigned)i * heads + head] = product;
         }
 #pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            if (e + u < last) {
-                float value[Kind::items], product = 0.0f;
-                unpack(Kind(), raw[u], value);
-#pragma unroll
-                for (int i = 0; i < Kind::items; ++i) product += value[i] * pulled[i];
-                product = group.sum(product);
-                total += weight[u] * product;
-                if (e + u == mine_at) mine = product;
-                else if (e + u >= first + group.lanes && group.lane == 0) to_edges[(unsigned)(e + u) * heads] = product;
-            }
+        for (int k = 0; k < items; ++k) along[k] -= total * whole[k];
+        if (stop - first > group.lanes) __syncwarp(group.mask);
+        for (int e = mine_at; e < stop; e += group.lanes) {
+            float *at = to_edges + ((unsigned)e * heads + head);
+            const float weight = e == mine_at ? mine_weight : alpha[(unsigned)e * heads + head];
+            float share = fabsf(weight) * ((e == mine_at ? mine : *at) - total);
+            if (__float_as_uint(weight) >> 31) share *= slope;
+            *at = share, sum += share;
         }
+        if (stop > first) sum = group.sum(sum);
+        if (group.lane == 0) to_targets[(unsigned)target * heads + head] = sum;
+        stop = next, next = far;
     }
-    if (last - first > group.lanes) __syncwarp(group.mask);
-    for (int e = mine_at; e < last; e += group.lanes) {
-        float *at = to_edges + (unsigned)e * heads;
-        const float weight = alpha[(unsigned)e * heads];
-        float share = fabsf(weight) * ((e == mine_at ? mine : *at) - total);
-        // The score was not above zero.
-        if (__float_as_uint(weight) >> 31) share *= slope;
-        *at = share, sum += share;
-    }
-    sum = group.sum(sum);
-    if (group.lane == 0) *to_target = sum;
+    store_fp32<items>(to_vector, 0, along);
 }
 
-// Gradients of the scores of a target's edges [first, last) before `bend`, in `to_edges`, and their sum. `x` and `grad`
-// are addresses of the piece, of row 0 and of the target's gradient; `alpha` has the weights of `attend_span`, and
-// these, `to_edges` and `to_target` are addresses of the head's number.
-extern "C" __device__ int pull_scores_16(int *, u64 to_edges, u64 to_target, u64 alpha, u64 x, u64 grad, u64 row,
-                                         long long first, long long last, int heads, int pieces, int lane, int lanes,
-                                         unsigned mask, float slope, int kind)
+// Gradients of the scores of the edges of targets [target, end) of one relation before `bend`, in `to_edges`, their sums
+// by target, and at `to_vector` the sum of a piece of the edges' rows times these, fp32. Target t has edges [ends[t],
+// ends[t + 1]) and row t + shift of `grad`. Addresses but `to_vector` are first ones; `alpha` has the weights of
+// `attend_lines_16`.
+extern "C" __device__ int pull_scores_16(int *, u64 to_vector, u64 to_edges, u64 to_targets, u64 alpha, u64 x, u64 grad,
+                                         u64 ends, u64 row, int num_edges, int target, int end, int shift, int heads,
+                                         int pieces, int head, int piece, int lane, int lanes, unsigned mask,
+                                         float slope, int kind)
 {
+    __shared__ uint4 rows[AHEAD * THREADS_OF_BLOCK];
+    __shared__ float weights[AHEAD * THREADS_OF_BLOCK];
     const Group group = {lane, lanes, mask};
 #define PULL(Kind)                                                                                                   \
-    pull_scores<Kind>(reinterpret_cast<float *>(to_edges), reinterpret_cast<float *>(to_target),                     \
+    pull_scores<Kind>(rows, weights, to_vector, reinterpret_cast<float *>(to_edges),                                 \
+                      reinterpret_cast<float *>(to_targets),                                                         \
                       reinterpret_cast<const float *>(alpha), reinterpret_cast<const uint4 *>(x),                    \
-                      reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(row), (int)first,         \
-                      (int)last, (unsigned)heads, (unsigned)pieces, group, slope)
+                      reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(ends),                    \
+                      reinterpret_cast<const int *>(row), num_edges, target, end, shift, (unsigned)heads,            \
+                      (unsigned)pieces, (unsigned)head, (unsigned)piece, group, slope)
     if (kind == 0) PULL(Float32);
     else if (kind == 1) PULL(Float16);
     else PULL(Bfloat16);
@@ -291,51 +347,81 @@ extern "C" __device__ int pull_row_16(int *, u64 to, int to_kind, u64 grad, u64 
 }
 
 template <class Kind>
-__device__ __forceinline__ void weigh_rows(float *to, const uint4 *x, const float *weights, int first, int last,
-                                           unsigned heads, unsigned pieces)
+__device__ __forceinline__ void pull_rows(uint4 *rows, float *weights, float *parts, u64 to, const uint4 *grad,
+                                          const int *indptr, const int *target, const int *edge, const float *alpha,
+                                          const float *shares, const float *vector, int num_edges, int source, int end,
+                                          int shift, int most, unsigned heads, unsigned pieces, unsigned head,
+                                          unsigned piece)
 {
-    const int ROWS = 4;
-    float total[Kind::items] = {};
-    for (int i = first; i < last; i += ROWS) {
-        uint4 raw[ROWS];
-        float weight[ROWS];
-#pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
-            const u64 row = (u64)min(i + u, last - 1);
-            raw[u] = x[row * pieces];
-            weight[u] = i + u < last ? weights[row * heads] : 0.0f;
+    // Sources have few edges: rows of the next ones are on their way too.
+    const int last = min(indptr[end], num_edges);
+    int i = min(indptr[source], num_edges), stop = min(indptr[source + 1], num_edges), goal = 0;
+    unsigned number = 0;
+    float direction[Kind::items];
+    load_fp32<Kind::items>(vector + (u64)piece * Kind::items, direction);
+    auto send = [&](int place) {
+        if (place < last) {
+            const unsigned at = number * heads + head;
+            copy_ahead(&place_of(rows, place), grad + (u64)(unsigned)(goal + shift) * pieces + piece);
+            copy_ahead(&place_of(weights, place), alpha + at);
+            copy_ahead(&place_of(parts, place), shares + at);
         }
+        end_copies();
+        if (place + 1 < last) goal = target[place + 1], number = (unsigned)edge[place + 1];
+    };
+    auto begin = [&]() {
+        if (i < last) goal = target[i], number = (unsigned)edge[i];
 #pragma unroll
-        for (int u = 0; u < ROWS; ++u) {
+        for (int u = 0; u < AHEAD; ++u) send(i + u);
+    };
+    begin();
+    for (; source < end; ++source) {
+        const int next = min(indptr[min(source + 2, end)], num_edges);
+        if (stop - i > most) {
+            // Slices of it are added up elsewhere.
+            i = stop, stop = next;
+            wait_for_copies<0>();
+            begin();
+            continue;
+        }
+        float result[Kind::items] = {}, along = 0.0f;
+        for (; i < stop; ++i) {
+            wait_for_copies<AHEAD - 1>();
             float value[Kind::items];
-            unpack(Kind(), raw[u], value);
+            const float weight = fabsf(place_of(weights, i));
+            along += place_of(parts, i);
+            unpack(Kind(), place_of(rows, i), value);
+            send(i + AHEAD);
 #pragma unroll
-            for (int k = 0; k < Kind::items; ++k) total[k] += weight[u] * value[k];
+            for (int k = 0; k < Kind::items; ++k) result[k] += weight * value[k];
         }
+#pragma unroll
+        for (int k = 0; k < Kind::items; ++k) result[k] += along * direction[k];
+        store_as(Kind(), to + ((u64)(unsigned)source * pieces + piece) * 16, result);
+        stop = next;
     }
-    store_fp32<Kind::items>((u64)to, 0, total);
 }
 
-// Sum of a piece of the rows [first, last), times numbers of their head: fp32. `x` is the address of the piece of row
-// 0, and `weights` of the head's number there.
-extern "C" __device__ int weigh_rows_16(int *, u64 to, u64 x, u64 weights, long long first, long long last, int heads,
-                                        int pieces, int kind)
+// Gradients of a piece of the rows of sources [source, end) of one relation, as of `pull_row_16`; but for rows of more
+// than `most` edges, which are left out. All addresses are first ones: of arrays, of row 0 of `grad`, which row
+// target[i] + shift follows, of the relation's `vector` and of row 0 of `to`.
+extern "C" __device__ int pull_rows_16(int *, u64 to, u64 grad, u64 indptr, u64 target, u64 edge, u64 alpha, u64 shares,
+                                       u64 vector, int num_edges, int source, int end, int shift, int most, int heads,
+                                       int pieces, int head, int piece, int kind)
 {
-#define WEIGH(Kind)                                                                                                  \
-    weigh_rows<Kind>(reinterpret_cast<float *>(to), reinterpret_cast<const uint4 *>(x),                              \
-                     reinterpret_cast<const float *>(weights), (int)first, (int)last, (unsigned)heads,              \
-                     (unsigned)pieces)
-    if (kind == 0) WEIGH(Float32);
-    else if (kind == 1) WEIGH(Float16);
-    else WEIGH(Bfloat16);
-#undef WEIGH
+    __shared__ uint4 rows[AHEAD * THREADS_OF_BLOCK];
+    __shared__ float weights[AHEAD * THREADS_OF_BLOCK], parts[AHEAD * THREADS_OF_BLOCK];
+#define PULL(Kind)                                                                                                   \
+    pull_rows<Kind>(rows, weights, parts, to, reinterpret_cast<const uint4 *>(grad), reinterpret_cast<const int *>(indptr),                \
+                    reinterpret_cast<const int *>(target), reinterpret_cast<const int *>(edge),                      \
+                    reinterpret_cast<const float *>(alpha), reinterpret_cast<const float *>(shares),                 \
+                    reinterpret_cast<const float *>(vector), num_edges, source, end, shift, most, (unsigned)heads,   \
+                    (unsigned)pieces, (unsigned)head, (unsigned)piece)
+    if (kind == 0) PULL(Float32);
+    else if (kind == 1) PULL(Float16);
+    else PULL(Bfloat16);
+#undef PULL
     return 0;
-}
-
-__device__ __forceinline__ void store_as(Float32, u64 to, const float *value) { store_fp32<4>(to, 0, value); }
-template <class Kind> __device__ __forceinline__ void store_as(Kind kind, u64 to, const float *value)
-{
-    store(kind, to, 0, value);
 }
 
 template <class Kind>

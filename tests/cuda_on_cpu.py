@@ -23,9 +23,13 @@ _CUDA = r"""
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <pthread.h>
+#include <vector>
 #define __device__
 #define __forceinline__ inline
+#define __shared__ static thread_local
+#define __align__(bytes)
 #define __expf exp_of
 #define BITS(To, from) ({ To to_; memcpy(&to_, &from, sizeof(to_)); to_; })
 using std::max;
@@ -33,6 +37,16 @@ using std::min;
 struct uint4 { unsigned x, y, z, w; };
 struct float4 { float x, y, z, w; };
 struct uint2 { unsigned x, y; };
+// Memory of a block is memory of the thread here.
+static const struct { int x; } threadIdx = {0};
+// Copies come as late as they may: when their group is waited for.
+static thread_local std::vector<std::vector<std::function<void()>>> groups_(1);
+template <class T> static inline void defer(T *to, const T *from) { groups_.back().push_back([=] { *to = *from; }); }
+static inline void wait_for(int groups)
+{
+    for (; (int)groups_.size() > groups + 1; groups_.erase(groups_.begin()))
+        for (auto &copy : groups_.front()) copy();
+}
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline void *__cvta_global_to_generic(unsigned long long address) { return (void *)address; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
@@ -61,10 +75,13 @@ static inline float __shfl_xor_sync(unsigned, float value, int step)
     return other;
 }
 """
-# PTX in C++, and the same for a CPU.
+# PTX in C++ and what GPUs without it do, and the same for a CPU.
 _PTX = {
     r'asm\("cvt\.f32\.f16 [^;]*;"[^;]*;': "unsigned short half = bits; value = (float)BITS(_Float16, half);",
     r'asm\("cvt\.rn\.f16\.f32 [^;]*;"[^;]*;': "_Float16 half = (_Float16)value; bits = BITS(unsigned short, half);",
+    r"\{ \*to = \*from; \}": "{ defer(to, from); }",
+    r"end_copies\(\) \{\}": "end_copies() { groups_.emplace_back(); }",
+    r"wait_for_copies\(\) \{\}": "wait_for_copies() { wait_for(groups); }",
 }
 _TYPES = {
     "u8": ctypes.c_uint64,
@@ -74,7 +91,7 @@ _TYPES = {
     "f4": ctypes.c_float,
 }
 _SCALARS = {"u8": np.uint64, "i8": np.int64, "i4": np.int32, "f4": np.float32}
-_HEADERS = "attention.cuh", "items.cuh"
+_HEADERS = "ahead.cuh", "attention.cuh", "items.cuh"
 # The size of blocks is of no matter here.
 _THREADS = 256
 _thread = threading.local()

@@ -10,8 +10,8 @@ gradients of its rows. For the gradient g[t] of a sum:
 - The gradient of v[s] is the sum of alpha[e] * g[t] over its edges.
 
 Scores of `attend_groups_gpu` are v[s, h] . vector[h] plus a number of the target, as of GATConv. `pull_scores_gpu`
-makes their gradients by target, and `pull_attention_gpu` the gradients of v by source. These include the gradients of
-scores times `vector`.
+makes their gradients by target, and those of vectors, and `pull_attention_gpu` the gradients of v by source. These
+include the gradients of scores times `vector`.
 
 Scores of `*_pairs_*`, `*_keys_*` and `*_queries_*` need rows of both ends. With keys k and values v of sources and
 queries q of targets, score(e, h) is, of the columns of head h,
@@ -25,20 +25,26 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cuda, device_function, gpu_kernel
-from pyg_direct.kernels.aggregate.sum import NOWHERE, TO_ROW, find_item, quotient, span_of
+from pyg_direct.kernels.aggregate.sum import LONG_ROW, NOWHERE, TO_ROW, find_item, quotient, span_of
 from pyg_direct.kernels.binary_search import last_at_most
 
 dot_head_16 = device_function("dot_head_16", "u8 u8 u8 i4 i4 u4 i4")
 attend_lines_16 = device_function(
     "attend_lines_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 u4 f4 i4"
 )
-pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
+pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 u4 f4 i4")
+pull_rows_16 = device_function("pull_rows_16", "u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4")
 pull_row_16 = device_function("pull_row_16", "u8 i4 u8 u8 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4")
 
 
 @body
-def mask_of(lane, lanes, thread_of_warp):
-    """Mask of the lanes of a group, a power of two, for shuffles."""
+def mask_of(lane, lanes, pieces, thread_of_warp):
+    """Mask for the shuffles of a group of lanes, a power of two.
+
+    It has all threads of a warp if they belong to one row of `pieces` threads, and so take the same way.
+    """
+    if pieces % 32 == 0:
+        return np.uint32(0xFFFFFFFF)
     ones = np.uint32(0xFFFFFFFF) if lanes == 32 else np.uint32((1 << lanes) - 1)
     return np.uint32(ones << np.uint32(thread_of_warp - lane))
 
@@ -55,7 +61,7 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
         piece = np.int32(thread - target * pieces)
         head = piece // lanes
         lane = piece - head * lanes
-        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
         line = target + shifts[last_at_most(bounds, 0, bounds.shape[0] - 1, target)]
         # A piece of 16 bytes takes four bytes of fp32 for each of its items.
         bytes_of_piece = 16 if kind == 0 else 32
@@ -64,7 +70,7 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
 
 
 @gpu_kernel("u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] u8 i8 i8 i8 i4 i4 f4 i4 u8 u8", sources=("aggregate", "typed_attention"),
-            resident_blocks=4)  # fmt: skip
+            resident_blocks=3)  # fmt: skip
 def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, kept, parts, num_rows, num_edges, run,
                       heads, lanes, slope, kind, alpha, totals):  # fmt: skip
     """Sums of the attention of the relations into one type, fp32, and its row of `bias` unless this is zero.
@@ -85,7 +91,7 @@ def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, k
         piece = np.int32(thread - number * pieces)
         head = piece // lanes
         lane = piece - head * lanes
-        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
         group = np.int32(last_at_most(firsts, 0, firsts.shape[0] - 1, line))
         num_relations = np.int32(members[members.shape[0] - 1])
         while line < end:
@@ -100,100 +106,82 @@ def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, k
             line = until
 
 
-@gpu_kernel("u8 u8 I[] u8 u8 i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8", I=("i4", "i8"),
-            sources=("aggregate", "typed_attention"), resident_blocks=6)  # fmt: skip
-def pull_scores_gpu(x, grad, indptr, row, alpha, bounds, shifts, num_edges, num_targets, run, heads, lanes, slope, kind,
-                    to_edges, to_targets):  # fmt: skip
-    """Gradients of the scores of edges before `leaky`, and their sums by target. All but arrays are addresses; `row` is
-    int32. See `attend_groups_gpu` for `alpha` and `total_gradients_gpu` for `bounds` and `shifts`. A thread reads one
-    piece of `run` targets.
+@gpu_kernel("u8 u8 u8 u8 u8 i8[] i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8 u8", sources=("aggregate", "typed_attention"),
+            resident_blocks=3)  # fmt: skip
+def pull_scores_gpu(x, grad, ends, row, alpha, bounds, begins, shifts, length, num_slices, num_edges, heads, lanes,
+                    slope, kind, to_edges, to_targets, partials):  # fmt: skip
+    """Gradients of the scores of edges before `leaky`, and their sums by target.
+
+    Each slice of targets also sums the rows of its edges, fp32, each head times the gradient of its score. All but
+    arrays are addresses; `ends` and `row` are int32. See `attend_groups_gpu` for `alpha` and `total_gradients_gpu` for
+    `bounds` and `shifts`. A slice is `length` targets of one relation, the last of it fewer. The slices of relation r
+    begin at begins[r]. A thread reads one piece.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     pieces = heads * lanes
     number = np.int64(quotient(np.uint64(thread), pieces))
-    target = number * run
-    if target < num_targets:
-        end = min(target + run, num_targets)
+    if number < num_slices:
+        # Fewer than 2^31 rows: numbers of 64 bits take two registers each.
         piece = np.int32(thread - number * pieces)
         head = piece // lanes
         lane = piece - head * lanes
-        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
-        relation = last_at_most(bounds, 0, bounds.shape[0] - 1, target)
-        of_head = np.uint64(head * 4)
-        while target < end:
-            while bounds[relation + 1] <= target:
-                relation += 1
-            line = target + shifts[relation]
-            first, last = span_of(indptr, target, num_edges)
-            pull_scores_16(to_edges + of_head, to_targets + np.uint64((target * heads + head) * 4), alpha + of_head,
-                           x + np.uint64(piece * 16), grad + np.uint64((line * pieces + piece) * 16), row, first, last,
-                           heads, pieces, lane, lanes, mask, slope, kind)  # fmt: skip
-            target += 1
+        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
+        relation = last_at_most(begins, 0, begins.shape[0] - 1, number)
+        target = np.int32(bounds[relation] + (number - begins[relation]) * length)
+        end = np.int32(min(np.int64(target) + length, bounds[relation + 1]))
+        pull_scores_16(partials + np.uint64(thread * (16 if kind == 0 else 32)), to_edges, to_targets, alpha, x, grad,
+                       ends, row, np.int32(num_edges), target, end, np.int32(shifts[relation]), heads, pieces, head,
+                       piece, lane, lanes, mask, slope, kind)  # fmt: skip
 
 
-@gpu_kernel("u8 i4[] u8 u8 u8 u8 u8 i8[] i8[] i8 i8 i8 i4 i4 i4 i4[] i4[] u8 u8",
+@gpu_kernel("u8 i4[] u8 u8 u8 u8 u8 u8 i8[] i8[] i8 i8 i8 i4 i4 i4 i4[] i4[] u8 u8",
             sources=("aggregate", "typed_attention"), resident_blocks=4)  # fmt: skip
-def pull_attention_gpu(grad, indptr, target, edge, alpha, shares, vectors, bounds, shifts, num_edges, num_sources, run,
-                       heads, lanes, kind, slices, counts, partials, to_x):  # fmt: skip
+def pull_attention_gpu(grad, indptr, indptr_at, target, edge, alpha, shares, vectors, bounds, shifts, num_edges,
+                       num_sources, run, heads, lanes, kind, slices, counts, partials, to_x):  # fmt: skip
     """Gradients of rows of sources, for heads of `lanes` times 16 bytes.
 
-    All but arrays are addresses. `indptr` has the offsets of the sources in the order of edges by source. In this order
-    `target` and `edge` give the target and the number of each edge, int32. `shares` are the gradients of scores. The
-    sources of relation r begin at bounds[r]; its vector is row r of `vectors`. A thread computes one piece of `run`
-    items, each a source or a slice of its edges.
+    All but arrays are addresses; `indptr_at` is the address of `indptr`, the offsets of the sources in the order of
+    edges by source. In this order `target` and `edge` give the target and the number of each edge, int32. `shares` are
+    the gradients of scores. The sources of relation r begin at bounds[r]; its vector is row r of `vectors`. A thread
+    computes one piece of `run` items, each a source or a slice of its edges.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     pieces = heads * lanes
     number = np.int64(quotient(np.uint64(thread), pieces))
     num_items = num_sources + slices.shape[0] // 2
-    item = number * run
-    if item < num_items:
-        end = min(item + run, num_items)
+    if number * run < num_items:
+        # Fewer than 2^31 rows: numbers of 64 bits take two registers each.
+        item = np.int32(number * run)
+        end = np.int32(min(number * run + run, num_items))
         piece = np.int32(thread - number * pieces)
-        of_head = np.uint64(piece // lanes * 4)
+        head = piece // lanes
         bytes_of_piece = 16 if kind == 0 else 32
-        relation = np.int64(0)
+        relation = np.int32(0)
         if item < num_sources:
-            relation = last_at_most(bounds, 0, bounds.shape[0] - 1, item)
+            relation = np.int32(last_at_most(bounds, 0, bounds.shape[0] - 1, item))
+        most = np.int32(LONG_ROW if slices.shape[0] > 0 else 2147483647)
+        while item < end and item < num_sources:
+            while bounds[relation + 1] <= item:
+                relation = np.int32(relation + 1)
+            until = np.int32(min(np.int64(end), bounds[relation + 1]))
+            pull_rows_16(to_x, grad, indptr_at, target, edge, alpha, shares,
+                         vectors + np.uint64(relation * pieces * bytes_of_piece), np.int32(num_edges), item, until,
+                         np.int32(shifts[relation]), most, heads, pieces, head, piece, kind)  # fmt: skip
+            item = until
+        of_head = np.uint64(head * 4)
         while item < end:
-            source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
+            source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, np.int64(item))
             if place != NOWHERE:
-                if item >= num_sources:
-                    relation = last_at_most(bounds, 0, bounds.shape[0] - 1, source)
-                else:
-                    while bounds[relation + 1] <= source:
-                        relation += 1
-                to, to_kind = to_x + np.uint64((source * pieces + piece) * 16), np.int32(kind)
-                if place != TO_ROW:
-                    to, to_kind = partials + np.uint64((place * pieces + piece) * bytes_of_piece), np.int32(0)
-                pull_row_16(to, to_kind, grad + np.uint64(piece * 16), target, edge, alpha + of_head, shares + of_head,
+                relation = np.int32(last_at_most(bounds, 0, bounds.shape[0] - 1, source))
+                pull_row_16(partials + np.uint64((place * pieces + piece) * bytes_of_piece), np.int32(0),
+                            grad + np.uint64(piece * 16), target, edge, alpha + of_head, shares + of_head,
                             vectors + np.uint64((relation * pieces + piece) * bytes_of_piece), first, last,
                             shifts[relation], heads, pieces, kind)  # fmt: skip
-            item += 1
+            item += np.int32(1)
 
 
-weigh_rows_16 = device_function("weigh_rows_16", "u8 u8 u8 i8 i8 i4 i4 i4")
 join_rows_16 = device_function("join_rows_16", "u8 u8 u8 i8 i8 i8 i4 i4")
 add_parts_4 = device_function("add_parts_4", "u8 u8 u8 u8 u8 i8 i8 i8 i4")
-
-
-@gpu_kernel("u8 u8 i8[] i8[] i8 i8 i4 i4 i4 u8", sources=("aggregate", "typed_attention"))
-def weigh_rows_gpu(x, weights, bounds, slices, length, num_slices, heads, pieces, kind, partials):
-    """partials[i] = sum over the rows s of slice i of x[s], each head times weights[s, h].
-
-    A slice is `length` rows of one relation, the last of it fewer. The slices of relation r begin at slices[r], and its
-    rows at bounds[r]. A thread computes one piece.
-    """
-    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    number = np.int64(quotient(np.uint64(thread), pieces))
-    if number < num_slices:
-        piece = np.int32(thread - number * pieces)
-        relation = last_at_most(slices, 0, slices.shape[0] - 1, number)
-        first = bounds[relation] + (number - slices[relation]) * length
-        last = min(first + length, bounds[relation + 1])
-        head = piece // (pieces // heads)
-        weigh_rows_16(partials + np.uint64(thread * (16 if kind == 0 else 32)), x + np.uint64(piece * 16),
-                      weights + np.uint64(head * 4), first, last, heads, pieces, kind)  # fmt: skip
 
 
 @gpu_kernel("u8 i8 i8 i8 i8 i4 i4 u8 u8", sources=("aggregate", "typed_attention"))
@@ -251,7 +239,7 @@ def attend_pairs_gpu(keys, queries, vectors, indptr, row, bounds, num_edges, num
         piece = np.int32(thread - target * pieces)
         head = piece // lanes
         lane = piece - head * lanes
-        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
         first, last = span_of(indptr, target, num_edges)
         vector, weights = np.uint64(0), np.uint64(0)
         if vectors != 0:
@@ -277,7 +265,7 @@ def pull_keys_gpu(keys, queries, grad, vectors, indptr, target, edge, alpha, tot
         piece = np.int32(thread - item * pieces)
         head = piece // lanes
         lane = piece - head * lanes
-        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
         source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
         if place != NOWHERE:
             relation = last_at_most(bounds, 0, bounds.shape[0] - 1, source)

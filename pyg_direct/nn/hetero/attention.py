@@ -31,8 +31,6 @@ from pyg_direct.ops.aggregate.compute_typed_attention import (
     join_gradients,
     pull_attention,
     pull_pairs,
-    pull_vectors,
-    sum_by_source,
 )
 from pyg_direct.ops.aggregate.products import dot
 from pyg_direct.ops.aggregate.sum_rows import aggregate
@@ -221,13 +219,10 @@ class _Attend(Function):
         if not (any(wants[: 2 + count]) and any(layer.used)):
             return None, None, None, *(None,) * count, *biases
         order, vectors = _order(layer), given[:count]
-        to_made, to_edges, to_target = pull_attention(made, joined, alpha, _stack(vectors), edges.indptr, order,
-                                                      places, layer.slope)  # fmt: skip
-        to_vectors: list[Tensor | None] = [None] * count
-        if any(wants[2 : 2 + count]):
-            pulled = pull_vectors(made, sum_by_source(to_edges, order, len(made)), places)
-            parts = zip(pulled.unbind(), vectors, layer.used, wants[2:], strict=False)
-            to_vectors = [row.view(vector.shape) if used and wanted else None for row, vector, used, wanted in parts]
+        to_made, pulled, to_target = pull_attention(made, joined, alpha, _stack(vectors), edges.indptr, order, places,
+                                                    layer.slope)  # fmt: skip
+        parts = zip(pulled.unbind(), vectors, layer.used, wants[2:], strict=False)
+        to_vectors = [row.view(vector.shape) if used and wanted else None for row, vector, used, wanted in parts]
         return None, to_made, to_target, *to_vectors, *biases
 
 

@@ -18,9 +18,10 @@ from pyg_direct.ops.aggregate.operators import PIECE, WIDE_KINDS, LongRows, is_w
 from pyg_direct.ops.aggregate.sum_rows import Transposed
 from pyg_direct.ops.run_kernel import grid_of, run_gpu, runs_on_gpu
 
-# Rows of a slice, of which sums of many rows are made, and most slices. Gradients of each type are summed by a launch,
-# which takes as long as a slice.
-_SLICE, _ROW_SLICE, _MOST_SLICES = 64, 8, 8192
+# Rows and targets of a slice, of which sums of many are made, and most slices. Gradients of each type are summed by a
+# launch, which takes as long as a slice.
+_ROW_SLICE, _MOST_ROW_SLICES = 8, 8192
+_TARGET_SLICE, _MOST_TARGET_SLICES = 2, 1 << 15
 
 
 class Places(NamedTuple):
@@ -33,9 +34,10 @@ class Places(NamedTuple):
             number, `[G + 1]`.
         with_targets: Rows of each type's sums that edges lead to, the first of them, `[G]`.
         relations, starts, sizes: The relations in this order, their first targets and their numbers of targets, `[R]`.
-        source_slices, row_slices: First slice of the sources of each relation `[R + 1]`, and of the rows of each
+        target_slices, row_slices: First slice of the targets of each relation `[R + 1]`, and of the rows of each
             type's sums `[G + 1]`.
-        num_slices, rows_of, kept, num_row_slices: On the host, the number of slices of sources; the rows of each
+        length: Targets of a slice.
+        num_slices, rows_of, kept, num_row_slices: On the host, the number of slices of targets; the rows of each
             type's sums, and those with a gradient, the first of them; and the number of slices of rows of each type.
     """
 
@@ -48,7 +50,7 @@ class Places(NamedTuple):
     relations: Tensor
     starts: Tensor
     sizes: Tensor
-    source_slices: Tensor
+    target_slices: Tensor
     row_slices: Tensor
     length: int
     num_slices: int
@@ -72,20 +74,20 @@ class Places(NamedTuple):
         for group, first in zip(groups, _begin(kept), strict=False):
             for i in group:
                 shifts[i] = first - begins[i]
-        length = _length_of_slice(sum(num_sources), _SLICE)
-        row_slices = [-(-count // _length_of_slice(count, _ROW_SLICE)) for count in counts]
+        length = max(_TARGET_SLICE, -(-begins[-1] // _MOST_TARGET_SLICES))
+        row_slices = [-(-count // _length_of_row_slice(count)) for count in counts]
         order = [i for group in groups for i in group]
-        source_slices = _begin([-(-size // length) for size in num_sources])
+        target_slices = _begin([-(-size // length) for size in sizes])
         parts = [_begin(num_sources), begins, shifts, _begin(counts), _begin([len(group) for group in groups]),
-                 kept, order, [begins[i] for i in order], [sizes[i] for i in order], source_slices,
+                 kept, order, [begins[i] for i in order], [sizes[i] for i in order], target_slices,
                  _begin(row_slices)]  # fmt: skip
         placed = _upload([number for part in parts for number in part], device, is_captured)
-        return cls._make([*placed.split([len(part) for part in parts]), length, source_slices[-1], tuple(counts), kept,
+        return cls._make([*placed.split([len(part) for part in parts]), length, target_slices[-1], tuple(counts), kept,
                           tuple(row_slices)])  # fmt: skip
 
 
-def _length_of_slice(num_rows: int, least: int) -> int:
-    return max(least, -(-num_rows // _MOST_SLICES))
+def _length_of_row_slice(num_rows: int) -> int:
+    return max(_ROW_SLICE, -(-num_rows // _MOST_ROW_SLICES))
 
 
 def _begin(sizes: Sequence[int]) -> list[int]:
@@ -171,7 +173,7 @@ def attend_groups(x: Tensor, by_target: Tensor, vectors: Tensor, biases: Sequenc
 
 def pull_attention(x: Tensor, grad: Tensor, alpha: Tensor, vectors: Tensor, indptr: Tensor, edges: BySource,
                    places: Places, slope: float) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of rows `[U, F]`, of the scores of edges before `leaky` `[E, H]`, and of targets `[T, H]`.
+    """Return the gradients of rows `[U, F]`, of vectors fp32 `[R, F]`, and of targets `[T, H]`.
 
     Args:
         grad: Gradients of the sums of each type, `[G, F]` of the dtype of `x`.
@@ -180,20 +182,23 @@ def pull_attention(x: Tensor, grad: Tensor, alpha: Tensor, vectors: Tensor, indp
     (num_sources, width), (num_edges, heads), num_targets = x.shape, alpha.shape, len(indptr) - 1
     to_x, to_edges, to_targets = torch.empty_like(x), torch.empty_like(alpha), alpha.new_empty(num_targets, heads)
     if num_edges == 0:
-        return to_x.zero_(), to_edges, to_targets.zero_()
+        return to_x.zero_(), torch.zeros_like(vectors), to_targets.zero_()
     pieces, kind = width * x.element_size() // PIECE, WIDE_KINDS[x.dtype]
-    lanes, run = pieces // heads, length_of_run(num_targets * pieces, x)
-    run_gpu(kernels.pull_scores_gpu, grid_of(-(-num_targets // run) * pieces, 0), x.data_ptr(), grad.data_ptr(), indptr,
-            edges.row.data_ptr(), alpha.data_ptr(), places.targets, places.shifts, num_edges, num_targets, run, heads,
-            lanes, slope, kind, to_edges.data_ptr(), to_targets.data_ptr())  # fmt: skip
+    lanes, ends = pieces // heads, indptr.to(torch.int32)
+    sums = alpha.new_empty(places.num_slices, width)
+    run_gpu(kernels.pull_scores_gpu, grid_of(places.num_slices * pieces, 0), x.data_ptr(), grad.data_ptr(),
+            ends.data_ptr(), edges.row.data_ptr(), alpha.data_ptr(), places.targets, places.target_slices,
+            places.shifts, places.length, places.num_slices, num_edges, heads, lanes, slope, kind, to_edges.data_ptr(),
+            to_targets.data_ptr(), sums.data_ptr())  # fmt: skip
+    to_vectors: Tensor = operators().sum_rows(sums, places.target_slices, None, None, len(vectors), False, -1)
     partials, num_items = edges.long.make_partials(width, torch.float32), num_sources + edges.long.capacity
     run = length_of_run(num_items * pieces, x)
     run_gpu(kernels.pull_attention_gpu, grid_of(-(-num_items // run) * pieces, 0), grad.data_ptr(), edges.indptr,
-            edges.target.data_ptr(), edges.edge.data_ptr(), alpha.data_ptr(), to_edges.data_ptr(), vectors.data_ptr(),
-            places.sources, places.shifts, num_edges, num_sources, run, heads, lanes, kind, edges.long.slices,
-            edges.long.counts, partials.data_ptr(), to_x.data_ptr())  # fmt: skip
+            edges.indptr.data_ptr(), edges.target.data_ptr(), edges.edge.data_ptr(), alpha.data_ptr(),
+            to_edges.data_ptr(), vectors.data_ptr(), places.sources, places.shifts, num_edges, num_sources, run, heads,
+            lanes, kind, edges.long.slices, edges.long.counts, partials.data_ptr(), to_x.data_ptr())  # fmt: skip
     edges.long.add_partials(edges.indptr, num_edges, width, partials, to_x)
-    return to_x, to_edges, to_targets
+    return to_x, to_vectors, to_targets
 
 
 def _total_gradients(grad: Tensor, out: Tensor, places: Places, totals: Tensor) -> None:
@@ -257,20 +262,6 @@ def pull_pairs(keys: Tensor, queries: Tensor, vectors: Tensor | None, grad: Tens
     return to_keys, to_queries, to_vectors
 
 
-def pull_vectors(x: Tensor, to_scores: Tensor, places: Places) -> Tensor:
-    """Return the gradients of the vectors of `attend_groups`, fp32 `[R, F]`, from gradients of scores, `[U, H]`."""
-    (num_rows, width), heads = x.shape, to_scores.shape[1]
-    num_relations = len(places.sources) - 1
-    partials = torch.empty(places.num_slices, width, dtype=torch.float32, device=x.device)
-    pieces = width * x.element_size() // PIECE
-    if num_rows:
-        run_gpu(kernels.weigh_rows_gpu, grid_of(places.num_slices * pieces, 0), x.data_ptr(), to_scores.data_ptr(),
-                places.sources, places.source_slices, places.length, places.num_slices, heads, pieces,
-                WIDE_KINDS[x.dtype], partials.data_ptr())  # fmt: skip
-    made: Tensor = operators().sum_rows(partials, places.source_slices, None, None, num_relations, False, -1)
-    return made
-
-
 def add_groups(out: Tensor, biases: Sequence[Tensor | None], places: Places) -> tuple[Tensor, ...]:
     """Return the sums of the results of the relations into each type, fp32 `[rows, F]`, and biases `[F]`.
 
@@ -314,7 +305,7 @@ def join_gradients(grads: Sequence[Tensor | None], dtype: torch.dtype, width: in
         elif count:
             grad = align(grad)
             run_gpu(kernels.join_rows_gpu, grid_of(num_slices * pieces, 0), grad.data_ptr(), count, kept,
-                    _length_of_slice(count, _ROW_SLICE), num_slices, pieces, WIDE_KINDS[dtype],
+                    _length_of_row_slice(count), num_slices, pieces, WIDE_KINDS[dtype],
                     joined[first:].data_ptr(), partials[begin:].data_ptr())  # fmt: skip
         first, begin = first + kept, begin + num_slices
     sums: Tensor = operators().sum_rows(partials, places.row_slices, None, None, len(grads), False, -1)
@@ -325,9 +316,3 @@ def align(grad: Tensor) -> Tensor:
     """Return numbers one after the other, which kernels read in pieces of 16 bytes."""
     grad = grad.contiguous()
     return grad.clone() if grad.data_ptr() % PIECE else grad
-
-
-def sum_by_source(values: Tensor, edges: BySource, num_sources: int) -> Tensor:
-    """Sum numbers of edges `[E, H]` by source, `[U, H]`."""
-    made: Tensor = operators().sum_rows(values, edges.indptr, edges.edge, None, num_sources, False, -1)
-    return made
