@@ -38,12 +38,12 @@ class ReadTyped:
     """Features of several types that are read together, by the ids of one batch or of several.
 
     Args:
-        features: By (type, key); of one dtype and row, for which `fits_typed` holds.
-        types: The types in the order of the ids of a batch.
+        features: By (type or relation, key); of one dtype and row, for which `fits_typed` holds.
+        types: The types, or relations, in the order of the ids of a batch.
         num_batches: How many batches stand one after the other.
     """
 
-    def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str], num_batches: int) -> None:
+    def __init__(self, features: Mapping[tuple[Any, str], Feature], types: Sequence[str], num_batches: int) -> None:
         self.names = list(features)
         self._rows, tables, errors = _list_rows(features)
         self._tiers = [rows.tier for rows in self._rows]
@@ -82,11 +82,11 @@ class TypedRows:
     """All features that can be read by the packed ids of a batch, or of several.
 
     Args:
-        types: The types in the order of those ids.
+        types: The types, or relations, in the order of those ids.
     """
 
-    def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str]) -> None:
-        forms: dict[object, dict[tuple[str, str], Feature]] = {}
+    def __init__(self, features: Mapping[tuple[Any, str], Feature], types: Sequence[str]) -> None:
+        forms: dict[object, dict[tuple[Any, str], Feature]] = {}
         for name, feature in features.items():
             table = feature.whole
             if table is not None and fits_typed(table):
@@ -98,7 +98,7 @@ class TypedRows:
         self.names = {name for group in self._forms for name in group}
 
     def read(self, ids: Tensor, sizes: Sequence[int], starts: Tensor | None = None
-             ) -> tuple[list[LazyDict[tuple[str, str], Tensor]], list[Tensor]]:  # fmt: skip
+             ) -> tuple[list[LazyDict[tuple[Any, str], Tensor]], list[Tensor]]:  # fmt: skip
         """Return (rows of each batch by name, which are viewed at the first use; the tensors whose memory they share).
 
         Args:
@@ -140,10 +140,10 @@ class TypedRows:
         return [(counts[group.lists], of_lists[group.lists]) for group in groups]
 
 
-def _view_rows(parts: Sequence[tuple[Sequence[tuple[str, str]], Tensor, Sequence[int]]], number: int
-               ) -> dict[tuple[str, str], Tensor]:  # fmt: skip
+def _view_rows(parts: Sequence[tuple[Sequence[tuple[Any, str]], Tensor, Sequence[int]]], number: int
+               ) -> dict[tuple[Any, str], Tensor]:  # fmt: skip
     """View the rows of a batch of several: parts of (names of a batch, rows of all batches, their counts)."""
-    found: dict[tuple[str, str], Tensor] = {}
+    found: dict[tuple[Any, str], Tensor] = {}
     for names, whole, counts in parts:
         size = len(names)
         own = list(counts[number * size : (number + 1) * size])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -67,21 +67,25 @@ class PackedEdges:
 
     def view_all(self) -> tuple[Sequence[Tensor], Sequence[Tensor], list[list[int]]]:
         """Return (pairs, ids, edges of each hop) of all relations, see `view_pairs`, `view_ids` and `list_counts`."""
-        # Of a hundred relations, NumPy adds up faster than Python.
-        sizes = self._counts.sum(0).tolist()
-        return _split_pairs(self.ends, self.begin, sizes), self._split_ids(sizes), self._counts.T.tolist()
+        return (_split_pairs(self.ends, self.begin, self.sizes), self._split_ids(), self._counts.T.tolist())
 
     def view_pairs(self) -> dict[EdgeType, Tensor]:
         """Return the local ids of sources and targets, int64 `[2, E']`, by relation."""
-        pairs = _split_pairs(self.ends, self.begin, self._counts.sum(0).tolist())
-        return dict(zip(self.relations, pairs, strict=True))
+        return dict(zip(self.relations, _split_pairs(self.ends, self.begin, self.sizes), strict=True))
 
     def view_ids(self) -> dict[EdgeType, Tensor]:
         """Return the ids of edges, int64 `[E']`, by relation."""
-        return dict(zip(self.relations, self._split_ids(self._counts.sum(0).tolist()), strict=True))
+        return dict(zip(self.relations, self._split_ids(), strict=True))
 
-    def _split_ids(self, sizes: list[int]) -> Sequence[Tensor]:
-        return _split_apart(_narrow(self._ids, self._first_id, sum(sizes)), sizes)
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Edges of each relation."""
+        # Of a hundred relations, NumPy adds up faster than Python.
+        sizes: list[int] = self._counts.sum(0).tolist()
+        return sizes
+
+    def _split_ids(self) -> Sequence[Tensor]:
+        return _split_apart(_narrow(self._ids, self._first_id, sum(self.sizes)), self.sizes)
 
 
 def _list_counts(names: Sequence[Any], counts: np.ndarray) -> dict[Any, list[int]]:
@@ -110,7 +114,8 @@ class GeneralSample:
         packed: Edges of all relations, if they share memory.
         sizes: Nodes of each type; empty if they are not known.
         num_together: Nodes of all batches that share `memory`.
-        starts: Words by which rows of all these batches are read, see `list_layout`; None if they are not known.
+        starts, edge_starts: Words by which rows of the nodes, and of the edges, of all these batches are read, see
+            `list_layout`; None if they are not known.
         seed_time: Times of the seeds as given, int64 on the device; None if they are not there.
         ends: Local ids of the ends of links that a plan on a GPU has drawn; None for other seeds.
     """
@@ -130,6 +135,7 @@ class GeneralSample:
     sizes: dict[str, int] = field(default_factory=dict)
     num_together: int = 0
     starts: Tensor | None = None
+    edge_starts: Tensor | None = None
     seed_time: Tensor | None = None
     ends: PlacedEnds | None = None
 
@@ -215,7 +221,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
         num_batches: Batches, G.
         max_degree: See `GeneralSample`.
         has_hops: True for batches of the edges of their hops, False for batches of the edges among their nodes.
-        words: Sizes of what follows the nodes: `starts`, and then times of the seeds of each batch.
+        words: Sizes of what follows the nodes: `starts`, `edge_starts`, and then times of the seeds of each batch.
     """
     types, relations = topo.node_types, topo.edge_types
     nodes, ends, edge_ids = outputs
@@ -225,6 +231,8 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     # All that follows the nodes, in one step.
     parts = split_parts(nodes, [2 * num_together if disjoint else num_together, *words])[1:] if words else ()
     samples, begin, first = [], (0, 0), 0
+    # One part of each array is viewed in the time that it takes to put it off.
+    put_off: Any = _make_now if num_types == len(relations) == num_batches == 1 else LazyDict
     counts, of_nodes, own_sizes, own_counts = num_edges, node_counts, sizes, sampled_nodes
     for number in range(num_batches):
         if num_batches > 1:
@@ -237,12 +245,12 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             of_relations, first = counts.sum(0), first + sum(own_sizes)
             begin = begin[0] + 2 * int(np.maximum(of_relations, 1).sum()), begin[1] + int(of_relations.sum())
         samples.append(GeneralSample(
-            node=LazyDict(own.view_nodes),
-            edge_index=LazyDict(edges.view_pairs),
-            edge=LazyDict(edges.view_ids),
-            batch=LazyDict(own.view_trees) if disjoint else None,
+            node=put_off(own.view_nodes),
+            edge_index=put_off(edges.view_pairs),
+            edge=put_off(edges.view_ids),
+            batch=put_off(own.view_trees) if disjoint else None,
             num_sampled_nodes=dict(zip(types, own_counts, strict=True)) if has_hops else None,
-            num_sampled_edges=LazyDict(edges.list_counts) if has_hops else None,
+            num_sampled_edges=put_off(edges.list_counts) if has_hops else None,
             memory=outputs,
             max_degree=max_degree,
             num_seeds={kind: of_hops[0] for kind, of_hops in zip(types, own_counts, strict=True)},
@@ -250,9 +258,14 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             sizes=dict(zip(types, own_sizes, strict=True)),
             num_together=num_together,
             starts=parts[0] if words else None,
-            seed_time=parts[1 + number] if len(parts) > 1 + number else None,
+            edge_starts=parts[1] if words else None,
+            seed_time=parts[2 + number] if len(parts) > 2 + number else None,
         ))  # fmt: skip
     return samples
+
+
+def _make_now(make: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
+    return make()
 
 
 def split_parts(array: Tensor, sizes: list[int]) -> Sequence[Tensor]:
