@@ -199,12 +199,14 @@ def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Distinct edges by target, then source; and the first place of each."""
     if not row.numel():
         return row, col, row
-    order = row.sort(stable=True).indices
-    order = order[col[order].sort(stable=True).indices]
-    row, col = row[order], col[order]
-    is_first = torch.ones_like(row, dtype=torch.bool)
-    is_first[1:] = (row[1:] != row[:-1]) | (col[1:] != col[:-1])
-    return row[is_first], col[is_first], order[is_first]
+    # Both ends in one number: local ids take 31 bits.
+    ends, order = ((col << 32) | row).sort(stable=True)
+    is_first = torch.ones_like(ends, dtype=torch.bool)
+    torch.ne(ends[1:], ends[:-1], out=is_first[1:])
+    # A GPU is waited for once.
+    places = is_first.nonzero().view(-1)
+    ends = ends[places]
+    return ends & 0xFFFFFFFF, ends >> 32, order[places]
 
 
 def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node_counts: np.ndarray,
