@@ -43,7 +43,7 @@ class ReadTyped:
         num_batches: How many batches stand one after the other.
     """
 
-    def __init__(self, features: Mapping[tuple[Any, str], Feature], types: Sequence[str], num_batches: int) -> None:
+    def __init__(self, features: Mapping[tuple[Any, str], Feature], types: Sequence[Any], num_batches: int) -> None:
         self.names = list(features)
         self._rows, tables, errors = _list_rows(features)
         self._tiers = [rows.tier for rows in self._rows]
@@ -85,7 +85,7 @@ class TypedRows:
         types: The types, or relations, in the order of those ids.
     """
 
-    def __init__(self, features: Mapping[tuple[Any, str], Feature], types: Sequence[str]) -> None:
+    def __init__(self, features: Mapping[tuple[Any, str], Feature], types: Sequence[Any]) -> None:
         forms: dict[object, dict[tuple[Any, str], Feature]] = {}
         for name, feature in features.items():
             table = feature.whole

@@ -191,11 +191,12 @@ class HeteroAttributes(PlacedRows):
         """Read rows of nodes and edges for batches that were sampled together, if few launches can read the rows of
         all.
         """
-        samples = [out.packed for out in outs if isinstance(out, PackedOutput)]
-        edges = [sample.packed for sample in samples if sample is not None and sample.packed is not None]
+        packed = [out.packed for out in outs if isinstance(out, PackedOutput)]
+        samples = [sample for sample in packed if sample is not None]
+        edges = [sample.packed for sample in samples if sample.packed is not None]
         if not self._together or len(edges) < len(outs):
             return [NOTHING] * len(outs)
-        first: Any = samples[0]
+        first = samples[0]
         nodes, _, edge_ids = first.memory
         sizes = [size for sample in samples for size in _count_nodes(sample)]
         if first.num_together != sum(sizes) or any(sample.memory[0] is not nodes for sample in samples):
@@ -233,18 +234,18 @@ class HeteroAttributes(PlacedRows):
         none, make = self._none, None
         together = self._together if shared else ()
         if notes and packed is not None and self._relations is not None and self._is_plain(data, packed, out):
-            is_whole = self._types is not None and self._is_whole(out, packed)
+            types = self._types if self._types is not None and self._is_whole(out, packed) else None
             # Rows that were read together are viewed at the first use.
-            if len(together) < len(self._edge) + (len(self._node) if is_whole else 0):
+            if len(together) < len(self._node) + len(self._edge):
                 beside = {name: feature.read(ids[name[0]])
-                          for ids, features in ((out.node if is_whole else {}, self._node), (out.edge, self._edge))
+                          for ids, features in (({} if types is None else out.node, self._node), (out.edge, self._edge))
                           for name, feature in features.items() if name[0] in ids and name not in together}  # fmt: skip
                 rows, made = {**rows, **beside}, [*made, *beside.values()]
             make = partial(_make_relations, self._relations, packed, rows)
-            if is_whole:
+            if types is not None:
                 if memory is not None:
                     memory += made
-                return _compose(data, self._types, out, packed, rows, make)
+                return _compose(data, types, out, packed, rows, make)
         is_plain, batch = make is not None, _copy_stores(data, make)
         nodes, keys = batch._node_store_dict, self._keys_beside if together else self._keys
         known = nodes if is_plain else {**nodes, **batch._edge_store_dict}
