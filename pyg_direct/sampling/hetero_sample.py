@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -230,11 +230,34 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     sampled_nodes = node_counts.T.tolist()
     sizes = [*map(sum, sampled_nodes)]
     num_types, num_together = len(types), sum(sizes)
+    # Parts of one type are viewed in the time that it takes to put it off.
+    is_single = num_types == len(relations) == num_batches == 1
+    heads = [num_together] * (1 + disjoint) if is_single else [num_together * (1 + disjoint)]
     # All that follows the nodes, in one step.
-    parts = split_parts(nodes, [2 * num_together if disjoint else num_together, *words])[1:] if words else ()
+    parts = split_parts(nodes, [*heads, *words]) if words or is_single else ()
+    starts, edge_starts, *times = parts[len(heads) :] or (None, None)
+    if is_single:
+        (kind,), (relation,), num_pairs = types, relations, edge_ids.shape[0]
+        pair = ends.view(2, -1) if num_pairs else ends.as_strided((2, 0), (1, 1))
+        of_hops, of_edges = sampled_nodes[0], num_edges[:, 0].tolist()
+        return [GeneralSample(
+            node={kind: parts[0]},
+            edge_index={relation: pair},
+            edge={relation: edge_ids},
+            batch={kind: parts[1]} if disjoint else None,
+            num_sampled_nodes={kind: of_hops} if has_hops else None,
+            num_sampled_edges={relation: of_edges} if has_hops else None,
+            memory=outputs,
+            max_degree=max_degree,
+            num_seeds={kind: of_hops[0]},
+            packed=PackedEdges(relations, ends, edge_ids, num_edges, types, node_counts),
+            sizes={kind: num_together},
+            num_together=num_together,
+            starts=starts,
+            edge_starts=edge_starts,
+            seed_time=times[0] if times else None,
+        )]  # fmt: skip
     samples, begin, first = [], (0, 0), 0
-    # One part of each array is viewed in the time that it takes to put it off.
-    put_off: Any = _make_now if num_types == len(relations) == num_batches == 1 else LazyDict
     counts, of_nodes, own_sizes, own_counts = num_edges, node_counts, sizes, sampled_nodes
     for number in range(num_batches):
         if num_batches > 1:
@@ -247,27 +270,23 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             of_relations, first = counts.sum(0), first + sum(own_sizes)
             begin = begin[0] + 2 * int(np.maximum(of_relations, 1).sum()), begin[1] + int(of_relations.sum())
         samples.append(GeneralSample(
-            node=put_off(own.view_nodes),
-            edge_index=put_off(edges.view_pairs),
-            edge=put_off(edges.view_ids),
-            batch=put_off(own.view_trees) if disjoint else None,
+            node=LazyDict(own.view_nodes),
+            edge_index=LazyDict(edges.view_pairs),
+            edge=LazyDict(edges.view_ids),
+            batch=LazyDict(own.view_trees) if disjoint else None,
             num_sampled_nodes=dict(zip(types, own_counts, strict=True)) if has_hops else None,
-            num_sampled_edges=put_off(edges.list_counts) if has_hops else None,
+            num_sampled_edges=LazyDict(edges.list_counts) if has_hops else None,
             memory=outputs,
             max_degree=max_degree,
             num_seeds={kind: of_hops[0] for kind, of_hops in zip(types, own_counts, strict=True)},
             packed=edges,
             sizes=dict(zip(types, own_sizes, strict=True)),
             num_together=num_together,
-            starts=parts[0] if words else None,
-            edge_starts=parts[1] if words else None,
-            seed_time=parts[2 + number] if len(parts) > 2 + number else None,
+            starts=starts,
+            edge_starts=edge_starts,
+            seed_time=times[number] if number < len(times) else None,
         ))  # fmt: skip
     return samples
-
-
-def _make_now(make: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
-    return make()
 
 
 def split_parts(array: Tensor, sizes: list[int]) -> Sequence[Tensor]:
