@@ -45,8 +45,7 @@ class ReadTyped:
 
     def __init__(self, features: Mapping[tuple[Any, str], Feature], types: Sequence[Any], num_batches: int) -> None:
         self.names = list(features)
-        self._rows, tables, errors = _list_rows(features)
-        self._tiers = [rows.tier for rows in self._rows]
+        self.rows, tables, errors = _list_rows(features)
         self.reader = TypedReader(tables * num_batches, errors)
         order = {kind: number for number, kind in enumerate(types)}
         # List of ids that each table is read by.
@@ -57,25 +56,15 @@ class ReadTyped:
 
     def read(self, ids: Tensor, layout: Tensor, num_rows: int) -> Tensor:
         """Return the rows of all features, batch after batch, by ids that a sampler made; see `TypedReader.read`."""
-        self._rows[0].raise_earlier_error()
+        self.rows[0].raise_earlier_error()
         return self.reader.read(ids, layout, num_rows)
 
     def count(self, ids: Sequence[Tensor]) -> None:
         """Count the reads by the ids of each type, if counting was requested."""
         for number, which in enumerate(self.lists):
-            rows = self._rows[number % len(self._rows)]
+            rows = self.rows[number % len(self.rows)]
             if rows.served is not None:
                 rows.count(ids[which])
-
-    @property
-    def is_counting(self) -> bool:
-        """Report whether counting was requested."""
-        return any(map(_READ_SERVED, self._rows))
-
-    @property
-    def is_current(self) -> bool:
-        """Report whether the rows still lie in the tables that are read."""
-        return all(map(is_, map(_READ_TIER, self._rows), self._tiers))
 
 
 class TypedRows:
@@ -95,6 +84,9 @@ class TypedRows:
         self._types = list(types)
         # By the number of batches: the last group of an epoch is shorter.
         self._groups: dict[int, list[ReadTyped]] = {}
+        # Rows of all features, and the tables that they lie in.
+        self._rows: list[MemoryRows] = []
+        self._tiers: list[Any] = []
         self.names = {name for group in self._forms for name in group}
 
     def read(self, ids: Tensor, sizes: Sequence[int], starts: Tensor | None = None
@@ -109,20 +101,25 @@ class TypedRows:
         num_batches = len(sizes) // max(1, len(self._types))
         if not self._forms or not num_batches:
             return [LazyDict(dict) for _ in range(num_batches)], []
+        if not all(map(is_, map(_READ_TIER, self._rows), self._tiers)):
+            # Rows have moved since.
+            self._groups.clear()
         groups = self._groups.get(num_batches)
-        if groups is None or not all(group.is_current for group in groups):
+        if groups is None:
             groups = [ReadTyped(group, self._types, num_batches) for group in self._forms]
             self._groups[num_batches] = groups
+            self._rows = [rows for group in groups for rows in group.rows]
+            self._tiers = [rows.tier for rows in self._rows]
         if starts is not None and starts.shape[0] == 2 * len(sizes) + 1 and all(map(_READS_ALL, groups)):
             layouts = [(sizes, starts)] * len(groups)
         else:
             layouts = self._upload_layouts(groups, sizes, ids.device)
-        memory, parts = [], []
+        memory, parts, is_counting = [], [], any(map(_READ_SERVED, self._rows))
         for group, (counts, words) in zip(groups, layouts, strict=True):
             whole = group.read(ids, words, sum(counts))
             memory.append(whole)
             parts.append((group.names, whole, counts))
-            if group.is_counting:
+            if is_counting:
                 group.count(ids[: sum(sizes)].split(list(sizes)))
         return [LazyDict(partial(_view_rows, parts, number)) for number in range(num_batches)], memory
 
