@@ -52,6 +52,7 @@ from benchmarks.loader.typed_batches import (
 from benchmarks.loader.typed_graphs import make_mag
 from benchmarks.nn.aggregation import measure_aggregation, read_batch
 from benchmarks.nn.convolutions import measure_convolutions
+from benchmarks.nn.databases import measure_databases
 from benchmarks.nn.first_layer import measure_first_layer
 from benchmarks.nn.inference import inference
 from benchmarks.nn.models import measure_accelerated_steps, measure_epochs
@@ -170,6 +171,11 @@ def unedited(scale: float) -> Iterator[Row]:
     """Measure programs like PyG's examples on whole graphs, plain and by `pyg_direct run`; `scale` is unused."""
     del scale
     yield from measure_unedited()
+
+
+def databases(scale: float) -> Iterator[Row]:
+    """Measure programs like RelBench's on tables, plain and by `pyg_direct run`: a twentieth of rel-amazon's rows."""
+    yield from measure_databases(scale / 20)
 
 
 def models(scale: float) -> Iterator[Row]:
@@ -505,6 +511,7 @@ LONG_CASES: dict[str, Case] = {
     "link_share": link_share,
     "whole_graphs": whole_graphs,
     "unedited": unedited,
+    "databases": databases,
     "inference": inference,
     "peers": peers,
     "multi_gpu": multi_gpu,

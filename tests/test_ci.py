@@ -12,6 +12,8 @@ from pyg_direct.cli import warm
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci"
+# Files that need PyTorch Frame.
+FRAMES = ["tests/loader/collate/attributes/test_frames.py", "tests/benchmarks/test_databases.py"]
 
 
 @pytest.mark.parametrize(
@@ -108,10 +110,10 @@ def test_what_is_skipped_for_want_of_a_package_is_run_by_another_step():
     for package in ("ray", "lightning", "torch_frame"):
         skipping = {file for file, text in files.items() if f'reason="needs {package}"' in text}
         assert skipping == {re.sub("::.*", "", test) for test, reason in listed if reason == f"needs {package}"}
-        elsewhere = {"tests/loader/collate/attributes/test_frames.py", *(file for file in files if "/guides/" in file)}
+        elsewhere = {*FRAMES, *(file for file in files if "/guides/" in file)}
         assert skipping <= {*done.stdout.split(), *elsewhere}
     assert re.search(r"^    PYTHONPATH=\$PWD .* -m pytest .* \\\n        -n 3 \$\(list_ray_files\)$", run, re.M)
-    assert re.search(r"-m pytest tests/loader/collate/attributes/test_frames.py$", run, re.M)
+    assert re.search(rf"-m pytest \\\n        {' '.join(FRAMES)}$", run, re.M)
     assert re.search(r"-o pythonpath= tests/guides\) \|\| failed=1$", run, re.M)
     assert {f"test_{name}" for name in ("ray", "sparse", "wheel")} <= {*re.findall(r"^step \w+ \d+m (\w+)$", run, re.M)}
 

@@ -142,6 +142,8 @@ def measure_rgat(scale: float, name: str, *, sizes: tuple[int, ...] = (512, 1024
         yield Row.of(case, "edges a seed", "", [num_edges / size])
         limits = find_limit(first) if device == "cuda" else (0.0, 0.0)
         for way in ("PyG's kernels", "accelerated") if size in plain_sizes else ("accelerated",):
+            # Models and their recordings refer to each other, so that only the collector frees those of the last turn.
+            gc.collect()
             fast = copy.deepcopy(model)
             held = torch.cuda.memory_allocated() if device == "cuda" else 0
             if way == "accelerated":

@@ -38,7 +38,7 @@ def measure_unedited(names: tuple[str, ...] = PROGRAMS, epochs: int = 200, turns
         found: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
         for _ in range(turns):
             for way, prefix in _WAYS.items():
-                found[way].append(_run([*prefix, str(_PROGRAM), name, str(count)]))
+                found[way].append(run_program([*prefix, str(_PROGRAM), name, str(count)]))
         # The first epochs have other work too.
         first = count // 2 if count < epochs else count // 10
         late = {way: [[1e3 * one for one in made["seconds"][first:]] for made in runs] for way, runs in found.items()}
@@ -53,7 +53,12 @@ def measure_unedited(names: tuple[str, ...] = PROGRAMS, epochs: int = 200, turns
                      [median(times["plain"]) / one for one in times["run"]])  # fmt: skip
 
 
-def _run(args: list[str]) -> dict[str, Any]:
+def run_program(args: list[str]) -> dict[str, Any]:
+    """Run a Python program that prints its times as one line of JSON; returns these, and its number of replayed passes.
+
+    Raises:
+        RuntimeError: it failed.
+    """
     done = subprocess.run([sys.executable, *args], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(args)} must end without an error, got {done.stderr[-500:]}")

@@ -41,14 +41,7 @@ from pyg_direct.kernels.batch_counters import (
 )
 from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel, sorted_buckets
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
-from pyg_direct.kernels.sampling import (
-    captured_hops,
-    captured_subgraph,
-    hetero,
-    labor_items,
-    weighted_gpu,
-    worklist,
-)
+from pyg_direct.kernels.sampling import captured_hops, captured_subgraph, hetero, weighted_gpu, worklist
 from pyg_direct.kernels.sampling.excluded_edges import sort_edges_gpu
 from pyg_direct.kernels.sampling.link_ends import TABLE, WAY, find_link_edges_gpu
 from pyg_direct.kernels.sampling.worklist import COLUMNS
@@ -526,7 +519,7 @@ class HeteroGpuPlan(CapturedPlan):
                         slot.trees, slot.starts, slot.sizes, slot.offsets, slot.scores, slot.draws,
                         stream=stream)  # fmt: skip
         if self.is_shared and hop < self.num_hops:
-            run_gpu(labor_items.pick_labor_items_gpu, full, hop, work, rows.indices, slot.excluded, slot.starts,
+            run_gpu(hetero.pick_labor_items_gpu, full, hop, work, rows.indices, slot.excluded, slot.starts,
                     slot.sizes, slot.offsets, slot.draws, stream=stream)  # fmt: skip
         run_gpu(hetero.pick_items_gpu, full, hop, replace, layout.tree_shift, work, rows.indices, rows.edge_ids,
                 slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.draws, slot.repeats,

@@ -1,6 +1,4 @@
-"""Edges among the nodes of a set, or of several sets on a GPU (see `kernels/sampling/induced.py` and
-`kernels/sampling/induced_groups.py`).
-"""
+"""Edges among the nodes of a set, or of several sets on a GPU (see `kernels/sampling/induced.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels.sampling import induced as kernels, induced_groups as groups
+from pyg_direct.kernels.sampling import induced as kernels
 from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
@@ -175,7 +173,7 @@ class Sets(NamedTuple):
         blocks = max(_FEWEST_BLOCKS, full_grid(self.begins) // self.num_sets)
         sums = torch.empty(self.num_sets * blocks, dtype=torch.int64, device=self.begins.device)
         lists = self.lists
-        run_gpu(groups.count_in_sets_gpu, sums.numel(), lists.indptr, lists.neighbors, lists.step, self.nodes,
+        run_gpu(kernels.count_in_sets_gpu, sums.numel(), lists.indptr, lists.neighbors, lists.step, self.nodes,
                 self.begins, self.offsets, self.owners, self.table, self.table.numel() // self.num_sets,
                 sums)  # fmt: skip
         return sums
@@ -196,7 +194,7 @@ class Sets(NamedTuple):
         edges = torch.empty(count, dtype=torch.int64, device=sums.device)
         if count > 0:
             lists = self.lists
-            run_gpu(groups.emit_in_sets_gpu, sums.numel(), lists.indptr, lists.neighbors, lists.ids, lists.step,
+            run_gpu(kernels.emit_in_sets_gpu, sums.numel(), lists.indptr, lists.neighbors, lists.ids, lists.step,
                     self.nodes, self.begins, self.offsets, self.owners, self.table, self.table.numel() // self.num_sets,
                     sums, int(rows_first), ends, edges)  # fmt: skip
         return ends, edges
@@ -225,12 +223,12 @@ def enter_ranges(lists: NeighborLists, bounds: np.ndarray, owners: Tensor, chose
     _, first, again = np.unique(entries, return_index=True, return_inverse=True)
     words = [firsts, begins, bounds[chosen] - firsts[:-1], entries, values[first[again]]]
     parts = torch.unsafe_split_with_sizes(upload(np.concatenate(words), device), list(map(len, words)))
-    table = torch.full((num_sets * width,), groups.OUTSIDE, dtype=torch.int32, device=device)
+    table = torch.full((num_sets * width,), kernels.OUTSIDE, dtype=torch.int32, device=device)
     nodes = torch.empty(int(firsts[-1]), dtype=torch.int64, device=device)
     degrees = torch.empty(nodes.numel() + 1, dtype=torch.int64, device=device)
     if nodes.numel() == 0:
         return Sets(lists, nodes, parts[1], degrees.zero_(), owners, table)
-    run_gpu(groups.enter_ranges_gpu, grid_for(nodes.numel(), nodes), lists.indptr, parts[0], *parts[2:], nodes,
+    run_gpu(kernels.enter_ranges_gpu, grid_for(nodes.numel(), nodes), lists.indptr, parts[0], *parts[2:], nodes,
             degrees, table)  # fmt: skip
     return Sets(lists, nodes, parts[1], degrees.cumsum_(0), owners, table)
 
@@ -249,6 +247,6 @@ def enter_sets(lists: NeighborLists, nodes: Tensor, begins: Tensor) -> Sets:
     owners = table[:0]
     if nodes.numel() == 0:
         return Sets(lists, nodes, begins, degrees.zero_(), owners, table)
-    run_gpu(groups.enter_sets_gpu, grid_for(nodes.numel(), nodes), lists.indptr, nodes, begins, lists.num_nodes,
+    run_gpu(kernels.enter_sets_gpu, grid_for(nodes.numel(), nodes), lists.indptr, nodes, begins, lists.num_nodes,
             table.view(torch.uint32), degrees)  # fmt: skip
     return Sets(lists, nodes, begins, degrees.cumsum_(0), owners, table)

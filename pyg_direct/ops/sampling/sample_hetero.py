@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.compiler.jit import THREADS
-from pyg_direct.kernels.sampling import hetero as kernels, labor_items, weighted_gpu
+from pyg_direct.kernels.sampling import hetero as kernels, weighted_gpu
 from pyg_direct.kernels.sampling.excluded_edges import find_edges_cpu, find_edges_gpu
 from pyg_direct.kernels.sampling.weighted import sum_weights_cpu
 from pyg_direct.kernels.sampling.worklist import COLUMNS, FANOUT, FIRST, FLAGS, SHARED
@@ -153,7 +153,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
             run_gpu(weighted_gpu.pick_long_rows_gpu, weighted_grid, hop, entries, rows.edge_weight, excluded,
                     frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
     if shares_keys(work):
-        run_gpu(labor_items.pick_labor_items_gpu, max(1, min(full_grid(starts), num_items)), hop, entries,
+        run_gpu(kernels.pick_labor_items_gpu, max(1, min(full_grid(starts), num_items)), hop, entries,
                 rows.indices, excluded, starts, sizes, offsets, draws)  # fmt: skip
     repeats, none = torch.empty(capacity, dtype=torch.uint8, device=device), ends[:0].view(torch.int32)
     grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
