@@ -10,6 +10,23 @@ import numpy as np
 import torch
 
 
+class Defaults:
+    """Properties of kvikio, `kvikio.defaults`; its own has one thread at first."""
+
+    def __init__(self):
+        self._values = {"num_threads": 1}
+
+    def get(self, name):
+        return self._values[name]
+
+    def set(self, name, value):
+        assert name in self._values
+        self._values[name] = value
+
+
+defaults = Defaults()
+
+
 class IOFuture:
     """Read under way: `done()` asks for it, `get()` waits for it and returns the bytes that were read."""
 

@@ -75,18 +75,20 @@ def measure_igbh_files(scale: float, name: str, *, batch_size: int = 512, batche
         return NeighborLoader((store, graph), FANOUTS, ("paper", seeds), batch_size=batch_size, shuffle=True,
                               drop_last=True, seed=0, ahead=ahead)  # fmt: skip
 
-    def run(loader: NeighborLoader) -> tuple[float, float]:
-        """Train on all batches; returns the seconds of the first step, and of each step after."""
+    def run(loader: NeighborLoader) -> Iterator[float]:
+        """Train on all batches; yields the seconds of the first step, and then of each step after."""
         wait_for_gpu()
-        begin, first, count = time.perf_counter(), 0.0, 0
-        for batch in loader:
+        begin = time.perf_counter()
+        steps = iter(loader)
+        step(next(steps))
+        wait_for_gpu()
+        yield time.perf_counter() - begin
+        begin, count = time.perf_counter(), 0
+        for batch in steps:
             step(batch)
             count += 1
-            if count == 1:
-                wait_for_gpu()
-                first = time.perf_counter() - begin
         wait_for_gpu()
-        return first, (time.perf_counter() - begin - first) / max(1, count - 1)
+        yield (time.perf_counter() - begin) / max(1, count)
 
     case = f"disk/{name}/R-GAT step, {batch_size} seeds"
     with tempfile.TemporaryDirectory(dir=folder) as place, ThreadPoolExecutor(1) as writer:
@@ -110,12 +112,15 @@ def measure_igbh_files(scale: float, name: str, *, batch_size: int = 512, batche
             file = RowFile(path)
             forget(file)
             num_kept += file.is_cached([len(file.rows) // 2])
-        with leave_memory(int(_SHARE * num_bytes)):
-            first, after = run(loader)
         way = f"rows in files, host memory for {_SHARE:.0%}"
-        yield Row.of(case, f"{way}, first step", "s", [first], num_bytes / rate, "one pass over the files",
-                     f"{_tell(loader)}; {num_kept} files kept by the system")  # fmt: skip
-        yield Row.of(case, f"{way}, steps after", "ms", [1e3 * after], 1e3 * held, "rows in host memory")
+        with leave_memory(int(_SHARE * num_bytes)):
+            steps = run(loader)
+            first = next(steps)
+            yield Row.of(case, f"{way}, first step", "s", [first], num_bytes / rate, "one pass over the files",
+                         f"{_tell(loader)}; {num_kept} files kept by the system")  # fmt: skip
+            after = next(steps)
+        yield Row.of(case, f"{way}, steps after", "ms", [1e3 * after], 1e3 * held, "rows in host memory",
+                     _tell(loader))  # fmt: skip
         whole, limit = (one + (num_in_epoch - 1) * each for one, each in ((first, after), (held_first, held)))
         yield Row.of(case, f"{way}, epoch of {num_in_epoch} steps by these", "s", [whole], limit,
                      "rows in host memory")  # fmt: skip

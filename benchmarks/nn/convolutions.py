@@ -10,18 +10,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Linear, ReLU, Sequential
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.nn import (
+    EdgeConv,
+    FiLMConv,
     GATConv,
     GATv2Conv,
     GCNConv,
+    GENConv,
     GINConv,
     GINEConv,
     GraphConv,
     LGConv,
+    NNConv,
     PNAConv,
+    ResGatedGraphConv,
     SAGEConv,
+    SuperGATConv,
     TransformerConv,
 )
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
@@ -34,6 +41,12 @@ from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.nn.sorted_edges import find_batch, register_sorted
 
 OURS = "accelerated"
+
+
+def _make_network(width: int) -> torch.nn.Module:
+    return Sequential(Linear(2 * width, width), ReLU(), Linear(width, width))
+
+
 # Square weights, so that products take the same share of the time.
 KINDS: dict[str, Callable[[int], torch.nn.Module]] = {
     "SAGE mean": lambda width: SAGEConv(width, width),
@@ -49,7 +62,18 @@ KINDS: dict[str, Callable[[int], torch.nn.Module]] = {
     "PNA": lambda width: PNAConv(
         width, width, ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"], torch.arange(64)
     ),
+    "Edge max": lambda width: EdgeConv(_make_network(width)),
+    "Edge sum": lambda width: EdgeConv(_make_network(width), aggr="sum"),
+    # Few results, because PyG makes a matrix for each edge.
+    "NN": lambda width: NNConv(width, 8, Linear(_EDGE_WIDTH, 8 * width)),
+    "GEN softmax": lambda width: GENConv(width, width, learn_t=True, num_layers=1),
+    "ResGated": lambda width: ResGatedGraphConv(width, width),
+    "FiLM": lambda width: FiLMConv(width, width),
+    # Without the loss of attention, which is PyG's in both.
+    "SuperGAT": lambda width: SuperGATConv(width, width // 4, heads=4).eval(),
 }
+# Numbers of an edge that NNConv is given.
+_EDGE_WIDTH = 4
 # `torch.compile` takes many seconds for each, so it is measured for one width and dtype.
 _COMPILED = "torch.compile(dynamic=True)"
 
@@ -79,7 +103,8 @@ def measure_convolutions(batch: Data, name: str, widths: Sequence[int] = (64, 25
                 case = f"convolutions/{name}/{kind}/{width} {str(dtype).removeprefix('torch.')}"
                 has_compiled = compiles and (width, dtype) == (widths[0], dtypes[0])
                 # Edge attributes get no gradient, as given attributes get none.
-                rows = [torch.randn(edge_index.shape[1], width).to(x)] if isinstance(conv, GINEConv) else []
+                wide = width if isinstance(conv, GINEConv) else _EDGE_WIDTH if isinstance(conv, NNConv) else 0
+                rows = [torch.randn(edge_index.shape[1], wide).to(x)] if wide else []
                 yield from _compare(case, _ways(conv, edge_index, num_nodes, renew, has_compiled, rows), x)
 
 

@@ -32,8 +32,8 @@ _TIMEOUT = 300.0
 # Gaps that are read along, at most, and the time that fewer bytes may take, over the shortest time.
 _MOST_GAP, _SLACK = 128 << 10, 1.1
 # Bytes that are read over the bytes of the rows, at most, where this takes so much of the shortest time at most: other
-# programs may need the disk, and measured rates vary.
-_MOST_RATIO, _MOST_SLACK = 2.5, 1.3
+# programs may need the disk, and measured rates vary. And the time that the most bytes of all reads may take.
+MOST_RATIO, _MOST_SLACK, _LAST_SLACK = 2.5, 1.3, 1.5
 
 _LOCK = threading.Lock()
 _KNOWN: dict[int, DiskRates] = {}
@@ -118,16 +118,19 @@ def find_block(file: RowFile) -> int:
         os.close(handle)
 
 
-def choose_gap(begins: np.ndarray, ends: np.ndarray, unit: int, num_bytes: int, rates: DiskRates) -> int:
+def choose_gap(begins: np.ndarray, ends: np.ndarray, unit: int, num_bytes: int, rates: DiskRates,
+               most_bytes: float = math.inf) -> int:  # fmt: skip
     """Return the largest gap between rows that is read along, in units.
 
     It is the smallest one by which the rows take the disk about as short as they can. If it reads more than 2.5 times
-    the bytes of the rows, a smaller one is taken. That one reads no more, or as few as little more time allows.
+    the bytes of the rows, a smaller one is taken. That one reads no more, or as few as little more time allows. If this
+    is more than `most_bytes`, it may take half as long again.
 
     Args:
         begins, ends: First unit of each row, and the unit after its last, int64 `[n]`, ascending.
         unit: Bytes of a unit.
         num_bytes: Bytes of the rows.
+        most_bytes: Bytes that are left for the gaps and the rows.
     """
     gaps = np.minimum(np.maximum(begins[1:] - ends[:-1], 0), _MOST_GAP // unit + 1)
     counts = np.bincount(gaps, minlength=_MOST_GAP // unit + 2)[:-1]
@@ -138,10 +141,11 @@ def choose_gap(begins: np.ndarray, ends: np.ndarray, unit: int, num_bytes: int, 
     read = (own + along) * unit
     costs = requests * rates.request_bytes + read
     gap = int(np.flatnonzero(costs <= _SLACK * costs.min())[0])
-    if read[gap] > _MOST_RATIO * num_bytes:
-        short = np.flatnonzero(costs <= _MOST_SLACK * costs.min())
-        lean = short[read[short] <= _MOST_RATIO * num_bytes]
-        gap = int(lean[-1] if len(lean) > 0 else short[0])
+    for most, slack in ((MOST_RATIO * num_bytes, _MOST_SLACK), (most_bytes, _LAST_SLACK)):
+        if read[gap] > most:
+            short = np.flatnonzero(costs <= slack * costs.min())
+            lean = short[read[short] <= most]
+            gap = int(lean[-1] if len(lean) > 0 else short[0])
     return gap
 
 

@@ -5,6 +5,7 @@ If the machine has no GPUDirect Storage, kvikio copies through host memory of it
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from pyg_direct.errors import DeviceError, FileError, needs_extra
 from pyg_direct.features.disk_rates import find_rates, read_timeout
-from pyg_direct.features.range_reader import split_requests
+from pyg_direct.features.range_reader import MOST_IN_FLIGHT, split_requests
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.kernels.rows.file_ranges import PAGE
 
@@ -41,7 +42,7 @@ class GpuDirectReader:
         FileError: kvikio cannot open the file.
 
     Attributes:
-        num_requests, num_pages, num_again, seconds, unit, is_broken: See `RangeReader`.
+        num_requests, num_pages, num_again, seconds, unit, most_ratio, is_broken: See `RangeReader`.
     """
 
     unit = PAGE
@@ -49,7 +50,7 @@ class GpuDirectReader:
     def __init__(self, file: RowFile) -> None:
         self.file = file
         self.num_requests = self.num_pages = self.num_again = 0
-        self.seconds = 0.0
+        self.seconds, self.most_ratio = 0.0, math.inf
         self.is_broken = self._is_left = False
         self._row_bytes = file.layout.num_bytes // max(1, file.layout.shape[0])
         self._seen = np.zeros(-(-file.stamp[0] // PAGE) + 1, bool)
@@ -62,6 +63,9 @@ class GpuDirectReader:
         except (ImportError, OSError, RuntimeError) as error:
             raise DeviceError(f"PYG_DIRECT_GPU_DIRECT must be 0 where kvikio cannot be loaded, got 1: {error}; install "
                               "what is missing, or unset it") from error  # fmt: skip
+        # One thread of kvikio, its default, would wait for one request at a time.
+        if "KVIKIO_NTHREADS" not in os.environ and kvikio.defaults.get("num_threads") < MOST_IN_FLIGHT:
+            kvikio.defaults.set("num_threads", MOST_IN_FLIGHT)
         try:
             # Not by its path, which may name another file by now.
             self._handle: Any = kvikio.CuFile(f"/proc/self/fd/{file.handle}", "r")
@@ -88,7 +92,7 @@ class GpuDirectReader:
         if len(rows) == 0:
             return True
         offset, since = self.file.layout.offset, time.perf_counter()
-        bounds = split_requests(rows, offset, self._row_bytes, PAGE, find_rates(self.file))
+        bounds = split_requests(rows, offset, self._row_bytes, PAGE, find_rates(self.file), self.most_ratio)
         begins = (offset + rows[bounds[:-1]] * self._row_bytes) // PAGE * PAGE
         # The last page of a file may be short.
         ends = np.minimum(

@@ -24,7 +24,7 @@ from pyg_direct.runtime.host.host_memory import parse_size
 _SHARE = "25%"
 # Bytes of rows of small requests, which many threads have at once; and large requests of a piece, so that the disk has
 # work while Python's GIL is taken.
-_SMALL_BYTES, _LARGE_REQUESTS = 128 << 10, 2
+_SMALL_BYTES, _LARGE_REQUESTS = 256 << 10, 2
 # Memory that threads of a read that did not end may still write, for as long as the process lives.
 _ABANDONED: list[Any] = []
 

@@ -20,7 +20,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from pyg_direct.nn.conv.table import SPECS
 
 # Convolutions that depend only on a node, its in-neighbors and the edges between.
-_OF_NEIGHBORS = (*(spec.kind for spec in SPECS if spec.sees_neighbors_only), conv.EdgeConv, conv.ResGatedGraphConv)
+_OF_NEIGHBORS = tuple(spec.kind for spec in SPECS if spec.sees_neighbors_only)
 # Modules that compute each row separately, with the exceptions below.
 _BY_ROW = ("torch.nn.modules.activation", "torch.nn.modules.batchnorm", "torch.nn.modules.container",
            "torch.nn.modules.dropout", "torch.nn.modules.linear", "torch.nn.modules.normalization",

@@ -6,8 +6,8 @@
 - `static_batch.py`: signals `[B, N, F]` over one structure, in one pass.
 - `any_convolution.py`: any other `MessagePassing`, whose reductions go over known targets; `weighted_rows.py`: those
     that sum rows of sources, times a weight or not.
-- `conv/`: a file for each convolution, and the table of them: GCN, GAT, SAGE, GIN, GINE, RGCN, HGT,
-    TransformerConv and PNAConv.
+- `conv/`: a file for each convolution, and the table of them; `fused_messages.py`: common parts of those whose messages
+    are summed as they are computed.
 - `hetero/`: layers over many relations, joined into one.
 - `node_embedding.py`, `sparse_optimizers.py`: rows that are learned, and optimizers of the rows of a batch.
 - `trimming.py`: rows that the next layer drops; `linear.py`: products of rows with matrices.

@@ -104,17 +104,18 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
     """Make the convolutions of a PyG model aggregate batches of pyg_direct loaders with one fused kernel each.
 
     It finds SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv, FastRGCNConv, HGTConv,
-    TransformerConv and PNAConv, also inside HeteroConv and models of `to_hetero`. There, two or more like relations
-    take one kernel together (GATConv and GATv2Conv up to two). Relations are alike if all are SAGEConv and GraphConv,
-    GINConv, GINEConv, GCNConv, or GATConv or GATv2Conv without loops; dropout of the latter then draws other numbers
-    than PyG's. Subclasses are served only if they leave the messages unchanged.
+    TransformerConv and PNAConv, also inside HeteroConv and models of `to_hetero`. Besides, it finds EdgeConv, NNConv,
+    GENConv, ResGatedGraphConv, SuperGATConv, and FiLMConv with one relation. Two or more like relations take one kernel
+    together (GATConv and GATv2Conv up to two). Relations are alike if all are SAGEConv and GraphConv, GINConv,
+    GINEConv, GCNConv, or GATConv or GATv2Conv without loops; dropout of the latter then draws other numbers than PyG's.
+    Subclasses are served only if they leave the messages unchanged.
 
     If PyG's own models are given `num_sampled_nodes_per_hop`, they also compute no rows that the next layer drops.
     Dropout then falls on other rows than in PyG. Dropout of attention with loops, or of TransformerConv over a
     whole graph, falls on other edges than in PyG.
     Results equal PyG's up to rounding. A whole graph that comes back is sorted once, and aggregated in the same way.
-    For a small graph this holds only on a GPU, by GCNConv, GATConv, GATv2Conv, RGCNConv, FastRGCNConv, TransformerConv
-    and PNAConv, and by all without a gradient.
+    A small graph needs a GPU. With a gradient this serves GCNConv, GATConv, GATv2Conv, RGCNConv, FastRGCNConv,
+    TransformerConv, PNAConv and the layers named after it, without a gradient all.
 
     Any other `MessagePassing`, of PyG or of a program, keeps its code and its hooks. If the order of its edges is
     known, its aggregation goes through their offsets, and so do PyG's `softmax` and `scatter` over its targets.
@@ -250,6 +251,8 @@ def accelerate_one(module: torch.nn.Module, paths: type[Paths] = Paths) -> None:
         any_convolution.accelerate_any(module)
         if spec.leaves_to_any or not reduces(module):
             any_convolution.watch_aggregation(module)
+        if spec.leaves_to_any:
+            attach(module, __prepare_scriptable__=copy_plain)
     if spec.propagate is not None:
         attach(module, propagate=spec.propagate, _unknown=UnknownEdges())
     for part in spec.parts:

@@ -46,7 +46,7 @@ from torch_geometric.utils import scatter as pyg_scatter, softmax as pyg_softmax
 from pyg_direct.nn import paths
 from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch, is_plain_tensor
-from pyg_direct.nn.weighted_rows import sum_weighted
+from pyg_direct.nn.weighted_rows import fuse, is_fused
 from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find
 from pyg_direct.ops.aggregate import operators
 from pyg_direct.ops.aggregate.compute_softmax import softmax as fused_softmax
@@ -98,6 +98,11 @@ class KnownTargets:
     def offsets(self, num_targets: int) -> Tensor:
         """Return offsets of so many targets, none of which lies beyond the edges."""
         return self.indptr[: num_targets + 1].clamp(max=self.index.numel())
+
+    def fits(self, num_sources: int, num_targets: int) -> bool:
+        """Report whether the edges lie among so many nodes."""
+        edges = self.edges
+        return edges.least_sources <= num_sources and edges.least_targets <= num_targets < self.indptr.numel()
 
     def count_edges(self) -> Tensor:
         """Return the number of each edge, `[E]`."""
@@ -600,7 +605,7 @@ def propagate(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> An
         return plain(self, edge_index, size=size, **kwargs)
     # A program may have set the sum of its aggregation.
     own = "reduce" in self.aggr_module.__dict__ and not is_reduced(self.aggr_module) if self.aggr_module else False
-    out = None if own else sum_weighted(self, known.batch, known.edges, known.order, size, kwargs)
+    out = None if own else fuse(self, known, size, kwargs)
     if out is not None:
         self._paths.note()
         return out
@@ -643,9 +648,10 @@ def find_known(self: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) ->
     batch = find_batch(edge_index)
     if batch is None:
         num_targets, width = _read_targets(self, size, kwargs)
-        if num_targets is None or not may_find(edge_index, None, width):
+        saves_launches = is_fused(self)
+        if num_targets is None or not may_find(edge_index, None, width, saves_launches=saves_launches):
             return paths.OWN_LOOPS if getattr(self, "add_self_loops", False) else paths.UNKNOWN
-        batch = find_whole(edge_index, num_targets, width)
+        batch = find_whole(edge_index, num_targets, width, saves_launches=saves_launches)
         if batch is None:
             return paths.NOT_YET
         if not batch.fits(edge_index, batch.view(edge_index).least_sources, num_targets):
@@ -654,8 +660,9 @@ def find_known(self: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) ->
 
 
 def gains_on_cpu(self: Any) -> bool:
-    """Report whether a CPU gains in a part of the aggregation of a layer."""
-    return self.aggr_module is not None and any(isinstance(part, _GAIN_ON_CPU) for part in self.aggr_module.modules())
+    """Report whether a CPU gains in messages that are summed at once, or in a part of the aggregation of a layer."""
+    parts = [] if self.aggr_module is None else self.aggr_module.modules()
+    return any(isinstance(part, _GAIN_ON_CPU) for part in parts) or is_fused(self)
 
 
 def _read_targets(self: Any, size: Any, kwargs: dict[str, Any]) -> tuple[int | None, int]:

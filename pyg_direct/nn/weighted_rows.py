@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,10 @@ from torch_geometric.nn.conv import MessagePassing
 
 from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
+from pyg_direct.ops.run_kernel import is_heard
+
+if TYPE_CHECKING:
+    from pyg_direct.nn.any_convolution import KnownTargets
 
 _REDUCES = {
     aggr.SumAggregation: "sum",
@@ -183,3 +187,21 @@ def sum_weighted(self: Any, batch: SortedBatch, edges: SortedEdges, order: Tenso
     made: Tensor = aggregate(rows, edges.indptr, edges.row, reduce=reduce, weight=weight, target=edges.target,
                              num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
     return made if stacks == 0 else made.view(num_targets, stacks, rows.shape[1] // stacks).transpose(0, 1)
+
+
+def fuse(self: Any, known: KnownTargets, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the result of `propagate` as the `ConvSpec` of a layer computes it, or as `sum_weighted` does; None if the
+    layer's own messages must be aggregated.
+    """
+    if not is_fused(self):
+        return sum_weighted(self, known.batch, known.edges, known.order, size, kwargs)
+    # Modes see only torch's operators.
+    if size is not None or is_heard(known.index):
+        return None
+    return self._spec.fuse(self, known, kwargs)  # type: ignore[no-any-return]
+
+
+def is_fused(self: Any) -> bool:
+    """Report whether the `ConvSpec` of a layer computes the result of `propagate`, in its present state."""
+    spec = self.__dict__.get("_spec")
+    return spec is not None and spec.fuse is not None and spec.find_left(self) is None

@@ -55,8 +55,7 @@ def make_step(original: Callable[..., Any]) -> Callable[..., Any]:
         is_graded = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:
-            for group in self.param_groups:
-                _step_group(self, group)
+            _step_groups(self)
         finally:
             torch._C._set_grad_enabled(is_graded)
         return None
@@ -102,15 +101,19 @@ _read_kind, _read_layout, _read_grad = attrgetter("device", "dtype"), attrgetter
 _read_state = itemgetter("exp_avg", "exp_avg_sq", "step")
 
 
-def _step_group(optimizer: Any, group: dict[str, Any]) -> None:
-    lists = _read_lists(optimizer, group)
-    if not lists[0]:
-        return
-    torch._foreach_add_(lists[-1], 1)
-    beta1, beta2 = group["betas"]
-    fused = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
-    fused(*lists, amsgrad=group["amsgrad"], lr=group["lr"], beta1=beta1, beta2=beta2, eps=group["eps"],
-          weight_decay=group["weight_decay"], maximize=group["maximize"], grad_scale=None, found_inf=None)  # fmt: skip
+def _step_groups(optimizer: Any) -> None:
+    pairs = [(group, _read_lists(optimizer, group)) for group in optimizer.param_groups]
+    counts = [count for _, lists in pairs for count in lists[-1]]
+    if counts:
+        # Of all groups together: one launch.
+        torch._foreach_add_(counts, 1)
+    for group, lists in pairs:
+        if lists[0]:
+            beta1, beta2 = group["betas"]
+            fused = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+            fused(*lists, amsgrad=group["amsgrad"], lr=group["lr"], beta1=beta1, beta2=beta2, eps=group["eps"],
+                  weight_decay=group["weight_decay"], maximize=group["maximize"], grad_scale=None,
+                  found_inf=None)  # fmt: skip
 
 
 def _read_lists(optimizer: Any, group: dict[str, Any]) -> tuple[list[Tensor], ...]:

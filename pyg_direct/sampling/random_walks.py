@@ -81,7 +81,7 @@ def random_walk(topology: CSRTopo | tuple[Tensor, Tensor], start: Any, walk_leng
     seed = check_seed(seed)
     key = draw_seed() if seed is None else seed
     walks = find_rows(placed).walk(start.to(target), walk_length, p, q, key=key)
-    # After the walks are enqueued, which end at invalid nodes: the wait for the check is then no wait of theirs.
+    # After the walks are enqueued, which end at invalid nodes: the check is made beside them.
     check.finish()
     return walks
 

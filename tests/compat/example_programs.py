@@ -8,9 +8,12 @@ need scikit-learn, SciPy, RDKit, OGB or torch-sparse.
 
 Programs take a GPU if there is one. Lines then differ by the order of additions and by other draws, so that scores are
 compared over three seeds. A line's time is the median, as graphs are recorded in the first ones, and more lines are
-read. `--part 2/6`, `--seconds 250` and `--missing` do a part of the programs at a time.
+read, for some seconds. `--part 2/6`, `--seconds 250` and `--missing` do a part of the programs at a time; the longest
+begin first. Programs that need torch-sparse need a run of their own (`--only`) if it is built for CPUs: PyG takes it
+for `ToSparseTensor` wherever it is installed, and it cannot multiply on a GPU then.
 """
 
+import ast
 import contextlib
 import os
 import random
@@ -19,10 +22,12 @@ import runpy
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,6 +37,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import torch
 import typer
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 import pyg_direct.cli.app
 import pyg_direct.noedit.install
@@ -44,8 +50,11 @@ LOADERS = ("PyG", "pyg_direct")
 SEEDS = (12, 13, 14)
 # Standard errors between mean scores of programs whose batches are drawn.
 ERRORS = 3.0
-# On a GPU, times as many lines as on a CPU, if a program has them.
+# On a GPU, times as many lines as on a CPU, if a program has them and writes them in so many seconds.
 MORE_LINES = 5
+MORE_SECONDS = 3.0
+# Seconds to report what was left to PyG, after the last line.
+LAST_SECONDS = 10.0
 # Least speed-up that is not named at the end.
 LEAST_SPEED_UP = 0.98
 
@@ -175,8 +184,16 @@ def find_gpu() -> str:
     return found
 
 
-def compare(program: Program, examples: Path, timeout: int, on_gpu: bool = False) -> dict[str, list[Run]]:
+def compare(program: Program, examples: Path, timeout: float, on_gpu: bool = False,
+            end: float = float("inf")) -> dict[str, list[Run]]:  # fmt: skip
     """Run a program with both loaders in turn, each in a folder of its own with its own data; returns the runs.
+
+    Args:
+        program: The program.
+        examples: Folder of the programs.
+        timeout: Seconds until a run is ended.
+        on_gpu: Run it with each seed, and read more lines. All runs are cut to the lines of the shortest.
+        end: Time, by the monotonic clock, at which a run is ended.
 
     Raises:
         RuntimeError: a run ended before its last line.
@@ -192,11 +209,13 @@ def compare(program: Program, examples: Path, timeout: int, on_gpu: bool = False
                     text = text.replace(old, new)
                 (own / program.path).write_text(text)
                 begin = ["run"] if loader != "PyG" and not program.edits else []
-                runs[loader].append(run([*begin, str(own / program.path)], program, timeout, seed, on_gpu=on_gpu))
-    return runs
+                left = min(timeout, end - time.monotonic())
+                runs[loader].append(run([*begin, str(own / program.path)], program, left, seed, on_gpu=on_gpu))
+    count = min(len(one.lines) for each in runs.values() for one in each)
+    return {loader: [one._replace(lines=one.lines[:count]) for one in each] for loader, each in runs.items()}
 
 
-def run(arguments: list[str], program: Program, timeout: int, seed: int = SEEDS[0], *, on_gpu: bool = False) -> Run:
+def run(arguments: list[str], program: Program, timeout: float, seed: int = SEEDS[0], *, on_gpu: bool = False) -> Run:
     """Run a program in a process of its own, until its last line of scores.
 
     Args:
@@ -216,7 +235,6 @@ def run(arguments: list[str], program: Program, timeout: int, seed: int = SEEDS[
     if process == 0:
         # Its workers end with it.
         os.setsid()
-        signal.alarm(timeout)
         os.dup2(target, 1)
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
         _begin(arguments, program, seed)
@@ -224,17 +242,21 @@ def run(arguments: list[str], program: Program, timeout: int, seed: int = SEEDS[
     lines: list[str] = []
     times: list[float] = []
     with os.fdopen(source, errors="replace") as output:
-        for line in output:
-            if line.startswith(program.begins):
+        with _ended_after(timeout, process):
+            for line in output:
+                if not line.startswith(program.begins):
+                    continue
                 lines.append(line.strip())
                 times.append(time.monotonic() if on_gpu else measure_time(process))
-            if len(lines) == program.lines * (MORE_LINES if on_gpu else 1):
-                break
+                if len(lines) >= program.lines and (not on_gpu or len(lines) == program.lines * MORE_LINES
+                                                    or times[-1] > times[0] + MORE_SECONDS):  # fmt: skip
+                    break
         # It reports what it left to PyG, and its workers may not outlive it.
-        os.kill(process, signal.SIGTERM)
-    os.waitpid(process, 0)
+        with _ended_after(LAST_SECONDS, process):
+            os.kill(process, signal.SIGTERM)
+            os.waitpid(process, 0)
     _end_workers(process)
-    said = errors.read_text(errors="replace")
+    said = errors.read_text(errors="replace") if errors.exists() else ""
     if len(lines) < program.lines:
         raise RuntimeError(f"{arguments} ended after {lines}: {said[-1500:]}")
     left = re.findall(r"^pyg_direct: left to PyG: (.*)$", said, re.M)
@@ -261,6 +283,27 @@ def measure_time(process: int) -> float:
         if int(fields[3]) == process:
             ticks += sum(int(field) for field in fields[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def _ended_after(seconds: float, session: int) -> Iterator[None]:
+    """End a program and its workers, which hold the pipe open that is read, if the block takes longer."""
+    timer = threading.Timer(max(0.0, seconds), _end, [session])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _end(process: int) -> None:
+    """End a program and its workers."""
+    try:
+        os.killpg(process, signal.SIGKILL)
+    except ProcessLookupError:
+        # It has not begun its session.
+        os.kill(process, signal.SIGKILL)
 
 
 def _end_workers(session: int) -> None:
@@ -380,37 +423,60 @@ def choose(only: str = "", part: str = "1/1", before: str | None = None) -> list
     return [one for one in wanted[int(number) - 1 :: int(count)] if one.name not in done]
 
 
+def find_missing(program: Program, examples: Path) -> str | None:
+    """Return a package that a program needs and that is not installed; None without one."""
+    if program.is_drawn and not (WITH_PYG_LIB or WITH_TORCH_SPARSE):
+        return "pyg-lib or torch-sparse"
+    names: list[str] = []
+    for part in ast.walk(ast.parse((examples / program.path).read_text())):
+        if isinstance(part, ast.Import):
+            names += [name.name for name in part.names]
+        elif isinstance(part, ast.ImportFrom) and not part.level:
+            names.append(str(part.module))
+    return next((name for name in (name.split(".")[0] for name in names) if find_spec(name) is None), None)
+
+
+def order(programs: list[Program], table: str) -> list[Program]:
+    """Return programs, the longest first by the seconds of a table; first of all those without any."""
+    rows = [row.removeprefix("| ").split(" | ") for row in table.splitlines() if row not in HEADER]
+    seconds = {row[0]: float(row[5]) for row in rows if len(row) > 6 and row[5] != "-"}
+    return sorted(programs, key=lambda one: -seconds.get(one.name, float("inf")))
+
+
 def compare_all(programs: list[Program], examples: Path, timeout: int, *, on_gpu: bool, jobs: int = 1,
                 seconds: float = float("inf")) -> Iterator[tuple[Program, dict[str, list[Run]] | None]]:  # fmt: skip
     """Compare programs, `jobs` at a time; returns each with its runs as soon as it is done, or None if one failed.
 
     Args:
-        seconds: No program is begun after so many.
+        programs: The programs.
+        examples: Folder of the programs.
+        timeout: Seconds until a run is ended.
+        on_gpu: Run each program with each seed, and read more lines.
+        jobs: Programs at a time.
+        seconds: All ends after so many. Programs that are not done then are left out.
     """
-    begin, each = time.monotonic(), partial(_compare_or_say, examples=examples, timeout=timeout, on_gpu=on_gpu)
+    each = partial(_compare_until, examples=examples, timeout=timeout, on_gpu=on_gpu, end=time.monotonic() + seconds)
     if jobs == 1:
-        for program in programs:
-            if time.monotonic() - begin < seconds:
-                yield program, each(program)
+        found: Iterator[tuple[Program, dict[str, list[Run]] | None]] = ((one, each(one)) for one in programs)
+        yield from (pair for pair in found if pair[1] != {})
         return
     # Not a pool of daemons, whose programs may start no processes.
     with ProcessPoolExecutor(jobs, get_context("fork")) as pool:
-        futures = {pool.submit(_compare_until, each, begin + seconds, program): program for program in programs}
+        futures = {pool.submit(each, program): program for program in programs}
         for future in as_completed(futures):
             program, runs = futures[future], future.result()
             if runs != {}:
                 yield program, runs
 
 
-def _compare_until(each: "partial[dict[str, list[Run]] | None]", end: float, program: Program
+def _compare_until(program: Program, examples: Path, timeout: int, on_gpu: bool, end: float
                    ) -> dict[str, list[Run]] | None:  # fmt: skip
-    return each(program) if time.monotonic() < end else {}
-
-
-def _compare_or_say(program: Program, examples: Path, timeout: int, on_gpu: bool) -> dict[str, list[Run]] | None:
+    """Compare a program; returns None if a run failed, and nothing if time ended."""
     try:
-        return compare(program, examples, timeout, on_gpu)
+        return compare(program, examples, timeout, on_gpu, end) if time.monotonic() < end else {}
     except RuntimeError as error:
+        if time.monotonic() >= end:
+            return {}
         print(error, flush=True)
         return None
 
@@ -422,7 +488,7 @@ def main(
     missing: Annotated[bool, typer.Option(help="Only programs without a row.")] = False,
     jobs: Annotated[int, typer.Option(help="Programs at a time; seconds are then those of a shared machine.")] = 1,
     timeout: Annotated[int, typer.Option(help="Seconds for each run.")] = 600,
-    seconds: Annotated[float, typer.Option(help="No program is begun after so many.")] = float("inf"),
+    seconds: Annotated[float, typer.Option(help="All ends after so many.")] = float("inf"),
     out: Annotated[Path, typer.Option(help="Folder of the table.")] = HERE,
 ) -> None:
     """Run PyG's example programs with PyG's loaders and with ours."""
@@ -434,7 +500,8 @@ def main(
     path = out / f"example_programs_{gpu.split()[-1].lower() if gpu else 'cpu'}.md"
     compared = (
         "the last\nnumber of the last line is compared, its mean over three seeds and the standard error. Seconds are "
-        "the median\nof those of a line.\n\n" if gpu else
+        "the median\n"
+        f"of those of a line, {jobs} programs at a time.\n\n" if gpu else
         "lines are compared. If batches are drawn,\nthe last number of the last line is compared, its mean over three "
         "seeds and the standard error.\nSeconds go from the first line to the last, of processor time.\n\n"
     )  # fmt: skip
@@ -446,7 +513,12 @@ def main(
         f"of scores; {compared}"
     )
     apart, failed, slow = [], [], []
-    programs = choose(only, part, path.read_text() if missing and path.exists() else None)
+    chosen = choose(only, part, path.read_text() if missing and path.exists() else None)
+    needs = {one: find_missing(one, examples) for one in chosen}
+    for one, package in needs.items():
+        if package is not None:
+            print(f"{one.name} needs {package}", flush=True)
+    programs = order([one for one in chosen if needs[one] is None], (HERE / "example_programs_cpu.md").read_text())
     for program, runs in compare_all(programs, examples, timeout, on_gpu=bool(gpu), jobs=jobs, seconds=seconds):
         if runs is None:
             failed.append(program.name)

@@ -18,9 +18,11 @@ from tests.compat.example_programs import (
     choose,
     compare_all,
     find_gpu,
+    find_missing,
     find_seconds,
     is_apart,
     is_slow,
+    order,
     tabulate,
 )
 from tests.compat.generated_data import MAKERS, draw, generate
@@ -85,6 +87,28 @@ def test_parts_hold_each_program_once_and_rows_are_not_made_again():
             choose(part=wrong)
 
 
+def test_the_longest_programs_begin_first_after_those_of_unknown_length():
+    runs = {f"{name}.py": {"PyG": [Run(["a 1"], seconds)], "pyg_direct": [Run(["a 1"])]}
+            for name, seconds in (("short", 0.5), ("long", 3.0))}  # fmt: skip
+
+    ordered = order([Program("short.py"), Program("new.py"), Program("long.py")], tabulate(runs))
+
+    assert [one.path for one in ordered] == ["new.py", "long.py", "short.py"]
+
+
+def test_packages_that_a_program_imports_and_that_are_missing_are_named(tmp_path, monkeypatch):
+    (tmp_path / "all.py").write_text("import torch.nn\nfrom . import near\nfrom numpy import array\n")
+    (tmp_path / "some.py").write_text("import torch\ndef train():\n    from not_there.part import things\n")
+
+    assert find_missing(Program("all.py"), tmp_path) is None
+    assert find_missing(Program("some.py"), tmp_path) == "not_there"
+    for name, has in (("WITH_PYG_LIB", False), ("WITH_TORCH_SPARSE", True)):
+        monkeypatch.setattr(example_programs, name, has)
+    assert find_missing(Program("all.py", is_drawn=True), tmp_path) is None
+    monkeypatch.setattr(example_programs, "WITH_TORCH_SPARSE", False)
+    assert find_missing(Program("all.py", is_drawn=True), tmp_path) == "pyg-lib or torch-sparse"
+
+
 def test_seconds_of_a_gpu_are_those_of_a_late_line():
     times = [0.0, 5.0, 6.0, 7.0, 7.1, 7.2]
 
@@ -134,6 +158,35 @@ def compare_side_by_side(folder, jobs):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_programs_run_side_by_side_each_to_its_last_line(tmp_path, jobs):
     run_alone("compare_side_by_side", tmp_path, jobs)
+
+
+SLOW = """
+import os, time
+if os.fork() == 0:
+    # Holds the pipe open, as a loader's process does.
+    time.sleep(1000)
+for epoch in range(3):
+    print(f"Epoch {epoch}, Test: 0.5", flush=True)
+time.sleep(1000)
+"""
+
+
+def end_in_time(folder, jobs):
+    folder = Path(folder)
+    programs = write_programs(folder, slow=1, short=3)
+    (folder / "slow.py").write_text(SLOW)
+    # Three lines, and more are waited for: then its time ends, and no row is made of it.
+    found = dict(compare_all(programs, folder, 1000, on_gpu=True, jobs=int(jobs), seconds=8))
+    assert set(found) <= {programs[1]}, found
+    # All lines that it needs: a process that it began does not hold up the next run.
+    example_programs.MORE_LINES = 1
+    found = dict(compare_all(programs[:1], folder, 1000, on_gpu=True))
+    assert [len(one.lines) for one in found[programs[0]]["PyG"]] == [3] * 3
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_all_ends_in_time_whatever_programs_do(tmp_path, jobs):
+    run_alone("end_in_time", tmp_path, jobs)
 
 
 def compare_missing(folder):

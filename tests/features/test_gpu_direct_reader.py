@@ -143,6 +143,18 @@ def test_a_file_that_kvikio_does_not_open_is_named(tmp_path, kvikio, monkeypatch
         GpuDirectReader(RowFile(save_rows(tmp_path / "rows.npy", make_rows(3, 3))))
 
 
+@pytest.mark.parametrize(("given", "before", "threads"), [(None, 1, 32), (None, 64, 64), ("4", 4, 4)])
+def test_many_requests_are_under_way_unless_the_program_chose(reader_of, kvikio, monkeypatch, given, before, threads):
+    monkeypatch.delenv("KVIKIO_NTHREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("KVIKIO_NTHREADS", given)
+    kvikio.defaults.set("num_threads", before)
+
+    reader_of(make_rows(3, 3))
+
+    assert kvikio.defaults.get("num_threads") == threads
+
+
 @pytest.mark.parametrize(("value", "kind", "wants"), [("1", "cuda", True), ("0", "cuda", False), ("", "cuda", False),
                                                       (None, "cuda", False), ("1", "cpu", False)])  # fmt: skip
 def test_it_is_used_on_a_gpu_where_it_is_asked_for(monkeypatch, value, kind, wants):

@@ -14,7 +14,7 @@ from torch_geometric.utils import scatter, softmax
 
 from pyg_direct import accelerate
 from pyg_direct.nn import any_convolution
-from pyg_direct.nn.conv import transformer
+from pyg_direct.nn.conv import supergat, transformer
 from pyg_direct.nn.sorted_edges import register_sorted
 from tests.nn.convolutions import EDGES, NODES, WIDTH, Batch, assert_near, note_forward
 
@@ -98,18 +98,19 @@ def everywhere(monkeypatch):
     fused = any_convolution.fused_softmax
     monkeypatch.setattr(any_convolution, "fused_softmax", lambda *args, **kwargs: (
         made.append("softmax") or fused(*args, **kwargs)))  # fmt: skip
-    weighted = any_convolution.sum_weighted
+    fuse = any_convolution.fuse
 
-    def sum_weighted(*args):
-        out = weighted(*args)
+    def note_fused(*args):
+        out = fuse(*args)
         if out is not None:
-            made.append("weighted rows")
+            made.append("fused")
         return out
 
-    monkeypatch.setattr(any_convolution, "sum_weighted", sum_weighted)
-    # On a GPU this layer has a path of its own.
-    attend = transformer._sum
+    monkeypatch.setattr(any_convolution, "fuse", note_fused)
+    # On a GPU these layers have paths of their own.
+    attend, attend_more = transformer._sum, supergat._attend
     monkeypatch.setattr(transformer, "_sum", lambda *args: made.append("attention") or attend(*args))
+    monkeypatch.setattr(supergat, "_attend", lambda *args: made.append("attention") or attend_more(*args))
     return made
 
 

@@ -52,10 +52,6 @@ class ReadRecorder(RowWindow):
     def read_rest(self) -> None:
         """Do nothing: nothing is read."""
 
-    def _add_passed(self, rows: np.ndarray, room: int) -> np.ndarray:
-        """Return the rows alone: others do not lie in their pages once the file has another order."""
-        return rows
-
 
 def order_by_windows(reads: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
     """Return an order of rows by which each window finds its rows side by side; position of each row, int64 `[N]`.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import CudaError
-from pyg_direct.features.disk_rates import find_rates, measure_disk
+from pyg_direct.features.disk_rates import MOST_RATIO, find_rates, measure_disk
 from pyg_direct.features.gpu_direct_reader import GpuDirectReader, wants_gpu_direct
 from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, outgrows_cache
 from pyg_direct.features.spilled_rows import SERVED
@@ -308,6 +308,7 @@ class RowWindow(Tier):
             return True
         if self._missing is None:
             self._missing = self._begin_reads()
+            self._reader.most_ratio = self._find_ratio(len(self._missing))
         places, claims = self._given
         count = min(len(self._missing), int(np.searchsorted(claims, released, "right")))
         if count < min(len(self._missing), self._least_part):
@@ -416,7 +417,15 @@ class RowWindow(Tier):
         order = np.argsort((claims - least).astype(np.uint16), kind="stable")
         self._given = (np.concatenate([empty, used[order]]),
                        np.concatenate([np.full(len(empty), -1, np.int32), claims[order]]))  # fmt: skip
-        return self._add_passed(missing, len(empty) - len(missing))
+        return missing
+
+    def _find_ratio(self, num_missing: int) -> float:
+        """Return the bytes that may be read over the bytes of the missing rows.
+
+        All windows may have so many times the bytes of their rows, in memory or not. Earlier reads took a part.
+        """
+        read = self._reader.num_pages * self._reader.unit / self._row_bytes
+        return (MOST_RATIO * self._num_claimed - read) / max(1, num_missing)
 
     def _find_wanted(self) -> np.ndarray:
         """Return the rows that the window has claimed and that are not in memory, ascending."""
@@ -429,12 +438,11 @@ class RowWindow(Tier):
         return missing
 
     def _add_passed(self, rows: np.ndarray, room: int) -> np.ndarray:
-        """Return the same rows with others in the pages that are read for them, as many as have empty slots."""
+        """Return the same rows with others in the pages that are read for them, as many as there is room for."""
         if room <= 0 or len(rows) == 0:
             return rows
-        # Where all rows stay, as the read will choose its requests: what is read along would be read again later.
-        rates = find_rates(self.file) if self._keeps_all else None
-        first, end = find_whole_rows(rows, self.file.layout, self._row_bytes, rates)
+        # As the read will choose its requests: what is read along would be read again later.
+        first, end = find_whole_rows(rows, self.file.layout, self._row_bytes, find_rates(self.file))
         # The first requests fill the room, so that lists of rows stay as short as a window.
         needed = int(np.searchsorted(np.cumsum(end - first), room + len(rows))) + 1
         first, end = first[:needed], end[:needed]

@@ -21,14 +21,10 @@ WEIGHT_BITS = 31
 _SHIFT = np.uint64(64 - WEIGHT_BITS)
 # Walks whose steps a CPU takes together.
 BLOCK = 64
-# Threads of a GPU that write the nodes of their walks together, and nodes that lie in a piece of memory of 64 bytes,
-# which they write as a whole: a part of 32 bytes that is written in two goes costs a GPU as much as a random read.
-TEAM, PIECE = min(THREADS, 32), 8
-# Nodes of a walk that wait: those of a piece, and of the piece before until its last one is there.
-RING = 2 * PIECE
-# An odd number of words between walks, so that threads that stage nodes use different banks of shared memory.
-PITCH = RING + 1
-STAGED = THREADS * PITCH
+# Threads of a GPU that write the nodes of their walks together, and nodes of a walk that wait for it. Short walks are
+# written as one run: a part of 32 bytes that is written in two goes costs a GPU as much as a random read.
+TEAM, CHUNK = min(THREADS, 32), 23
+STAGED = THREADS * CHUNK
 # Blocks of a multiprocessor that walk with neighbors equally likely: more would share its cache, in which the offsets
 # of rows of many neighbors are found again.
 RESIDENT = 4
@@ -198,12 +194,14 @@ def walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start
     """As `walk_gpu`, with all neighbors equally likely.
 
     A walk waits for its row, then for its neighbor. The draw of the step after is made while the row is on its way.
-    Nodes go to shared memory first. A team of threads writes those of its walks together, whole pieces at a time.
+    Nodes go to shared memory first. A team of threads writes those of its walks together.
     """
     lane = np.uint32(cuda.threadIdx.x) % np.uint32(TEAM)
+    # Nodes of short walks lie side by side, as in `out`.
+    pitch = np.uint32(min(length + 1, CHUNK))
     # Places of this thread's walk in shared memory, and of the first walk of its team.
-    mine = np.uint32(np.uint32(cuda.threadIdx.x) * np.uint32(PITCH))
-    base = np.uint32(mine - lane * np.uint32(PITCH))
+    mine = np.uint32(np.uint32(cuda.threadIdx.x) * pitch)
+    base = np.uint32(mine - lane * pitch)
     first = np.int64(cuda.blockIdx.x) * THREADS + (np.int64(cuda.threadIdx.x) - lane)
     # The threads of a team leave this loop together, so that they may synchronize inside.
     while first < start.shape[0]:
@@ -211,15 +209,19 @@ def walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start
         node = np.int64(-1)
         if walk < start.shape[0]:
             node = start[walk]
-        bits, s = draw(key, walk, 0), np.uint32(0)
+        bits, s, waiting = draw(key, walk, 0), np.uint32(0), np.uint32(0)
         while True:
-            staged[np.uint32(mine + s % np.uint32(RING))] = node
-            if s % np.uint32(PIECE) == PIECE - 1 or s == length:
+            staged[np.uint32(mine + waiting)] = node
+            waiting = np.uint32(waiting + np.uint32(1))
+            if waiting == pitch or s == length:
                 sync_team(False)
-                write_staged(staged, base, lane, first, s, length, start.shape[0], out)
+                write_staged(
+                    staged, base, pitch, lane, first, np.int64(s) + 1, waiting, length + 1, start.shape[0], out
+                )
                 sync_team(False)
                 if s == length:
                     break
+                waiting = np.uint32(0)
             row, begin, end = node, np.int64(0), np.int64(0)
             if rows.shape[0] > 0 and node >= 0:
                 row += rows[s]
@@ -237,26 +239,22 @@ def walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start
 
 
 @body
-def write_staged(staged, base, lane, first, s, length, num_walks, out):
-    """Write the nodes of a team's walks that no piece of memory waits for any more, after `s` steps of `length`."""
-    width, written = np.int64(length) + 1, np.int64(s // np.uint32(PIECE)) * PIECE
-    own, pieces = np.int64(lane % np.uint32(PIECE)), np.uint32(0)
-    # A piece of each walk; two at its end.
-    while pieces < 1 or (s == length and pieces < 2):
-        w = np.uint32(lane // np.uint32(PIECE))
-        while w < TEAM and first + w < num_walks:
-            row = (first + w) * width
-            begin, end = row, row + width
-            if written > 0:
-                begin = (row + written) & np.int64(-PIECE)
-            if s < length:
-                end = (row + s + 1) & np.int64(-PIECE)
-            at = (begin & np.int64(-PIECE)) + pieces * PIECE + own
-            if at >= begin and at < end:
-                place = np.uint32(at - row) % np.uint32(RING)
-                out[np.uint64(at)] = staged[np.uint32(base + w * np.uint32(PITCH) + place)]
-            w = np.uint32(w + np.uint32(TEAM // PIECE))
-        pieces = np.uint32(pieces + np.uint32(1))
+def write_staged(staged, base, pitch, lane, first, end, waiting, width, num_walks, out):
+    """Write the nodes that wait, the last of `end`, of a team's walks of `width` nodes."""
+    walks = np.uint32(min(num_walks - first, TEAM))
+    if waiting == width:
+        total, at, k = np.uint32(walks * waiting), first * width, lane
+        while k < total:
+            out[np.uint64(at + k)] = staged[np.uint32(base + k)]
+            k = np.uint32(k + np.uint32(TEAM))
+        return
+    w = np.uint32(0)
+    while w < walks:
+        at, k = (first + w) * width + (end - waiting), lane
+        while k < waiting:
+            out[np.uint64(at + k)] = staged[np.uint32(base + w * pitch + k)]
+            k = np.uint32(k + np.uint32(TEAM))
+        w = np.uint32(w + np.uint32(1))
 
 
 @gpu_kernel("i8[] i4[] i8 i8[] i8 i8 u8 i8[] i8[]", resident_blocks=RESIDENT)

@@ -10,8 +10,9 @@ Each equals the batch that `GraphCollection` makes alone, and has memory of its 
 from __future__ import annotations
 
 import copy
+import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from pyg_direct.ops.rows.graph_rows import (
     RowBegins,
     RowNumbers,
     TableRows,
+    sum_before,
 )
 from pyg_direct.runtime.host.tensor_views import version_of
 
@@ -113,7 +115,7 @@ class GraphCollection:
         Returns:
             (batch, tensors that own its memory) of each.
         """
-        sizes = list(map(len, batches))
+        sizes = list(map(Tensor.numel, batches))
         # An empty batch is refused at its turn.
         end = sizes.index(0) if 0 in sizes else len(sizes)
         if end == 0 or not self.makes_groups:
@@ -263,16 +265,16 @@ class BatchesTogether:
             (batch, tensors that own its memory) of each.
         """
         made = self._rows.read(batches, most_bytes)
-        lists = [self._make_list(made, kind, of) for kind, of in self._lists]
         ready = []
-        for place, values in enumerate(made.values):
-            chosen = Chosen(batches[place], self._spans, self._device, make_graph, False)
+        for numbers, values, lists, memory in zip(batches, made.values, self._make_lists(made), made.memory,
+                                                  strict=False):  # fmt: skip
+            chosen = Chosen(numbers, self._spans, self._device, make_graph, False)
             batch, order = open_batch(chosen)
-            self._fill(batch, order, values, [own[place] for own in lists], chosen)
-            ready.append((batch, made.memory[place]))
+            self._fill(batch, order, values, lists, chosen)
+            ready.append((batch, memory))
         return ready
 
-    def _fill(self, batch: Any, order: Any, values: list[Tensor], lists: list[Tensor], chosen: Chosen) -> None:
+    def _fill(self, batch: Any, order: Any, values: Sequence[Tensor], lists: Sequence[Tensor], chosen: Chosen) -> None:
         """Write the attributes of a batch, in PyG's order."""
         all_slices: dict[Any, Any] = {}
         all_increments: dict[Any, Any] = {}
@@ -297,26 +299,34 @@ class BatchesTogether:
                 all_slices[key], all_increments[key] = slices, increments
         close_batch(batch, chosen.count, all_slices, all_increments)
 
-    def _make_list(self, made: MadeRows, kind: str, of: Any) -> list[Tensor]:
-        """Make a list of all batches, int64 `[B, ...]` or `[B + 1]` each, in memory of its own."""
+    def _make_lists(self, made: MadeRows) -> Iterator[Sequence[Tensor]]:
+        """Make the lists of each batch, int64 `[B, ...]` or `[B + 1]` each, in memory of its own."""
         count, most = made.numbers.shape
-        more = int(kind in (_EACH, _SLICES))
+        lists = [self._list_numbers(made, kind, of) for kind, of in self._lists]
+        joined = np.concatenate([own.reshape(count, -1) for own in lists], 1)
+        shapes = [own.shape[1:] for own in lists]
+        widths, are_flat = list(map(math.prod, shapes)), all(len(shape) == 1 for shape in shapes)
+        for row, number in zip(joined, made.counts, strict=True):
+            cut: Sequence[Tensor] = torch.unsafe_split_with_sizes(torch.from_numpy(row.copy()), widths)
+            if not are_flat or number < most:
+                cut = [own.view(shape)[: shape[0] + number - most] for own, shape in zip(cut, shapes, strict=True)]
+            yield cut
+
+    @staticmethod
+    def _list_numbers(made: MadeRows, kind: str, of: Any) -> np.ndarray:
+        """List one number, or some, per graph for all batches, int64 `[n, B, ...]` or `[n, B + 1]`."""
+        count, most = made.numbers.shape
         if kind == _EACH:
-            lists = np.broadcast_to(np.arange(most + 1), (count, most + 1))
-        elif kind == _NONE:
-            lists = np.zeros((count, most), np.int64)
-        elif kind == _SLICES:
-            lists = made.ptr[of]
-        elif kind == _STEPS:
-            steps = of.numpy()[made.numbers]
-            lists = np.zeros_like(steps)
-            np.cumsum(steps[:, :-1], axis=1, out=lists[:, 1:])
-        elif len(of) == 1:
-            lists = made.ptr[of[0], :, :-1]
-        else:
-            lists = made.ptr[list(of), :, :-1].transpose(1, 2, 0)[..., None]
-        return [torch.from_numpy(own[: number + more].copy())
-                for own, number in zip(lists, made.counts, strict=True)]  # fmt: skip
+            return np.broadcast_to(np.arange(most + 1), (count, most + 1))
+        if kind == _NONE:
+            return np.zeros((count, most), np.int64)
+        if kind == _SLICES:
+            return made.ptr[of]
+        if kind == _STEPS:
+            return sum_before(of.numpy()[made.numbers])
+        if len(of) == 1:
+            return made.ptr[of[0], :, :-1]
+        return made.ptr[list(of), :, :-1].transpose(1, 2, 0)[..., None]
 
 
 def _is_read(column: Column) -> bool:

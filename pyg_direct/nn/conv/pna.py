@@ -18,12 +18,13 @@ from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import has_plain_messages
+from pyg_direct.nn.fused_messages import is_own
 from pyg_direct.nn.linear import multiply
-from pyg_direct.nn.sorted_edges import SortedEdges, find_batch, is_plain_tensor
+from pyg_direct.nn.sorted_edges import SortedEdges
 from pyg_direct.nn.trimming import has_hooks, is_linear
-from pyg_direct.nn.whole_graphs import find_whole, may_find, wins_on_cpu
+from pyg_direct.nn.whole_graphs import wins_on_cpu
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate
-from pyg_direct.ops.run_kernel import is_ordinary, is_recorded, runs_on_gpu
+from pyg_direct.ops.run_kernel import runs_on_gpu
 
 _KINDS = {
     aggr.SumAggregation: "sum",
@@ -36,16 +37,6 @@ _KINDS = {
 _SCALERS = frozenset(("identity", "amplification", "attenuation", "linear", "inverse_linear"))
 # PyG's least variance, whose root and all below count as zero.
 _LEAST_VARIANCE = 1e-5
-
-
-def propagate(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
-    """Override `propagate` of an accelerated PNAConv."""
-    if not is_recorded() and is_ordinary() and find_left(self) is None:
-        out = _aggregate(self, edge_index, size, kwargs.get("x"), kwargs.get("edge_attr"))
-        if out is not None:
-            self._paths.note()
-            return out
-    return any_convolution.propagate(self, edge_index, size, **kwargs)
 
 
 def find_left(module: Any) -> str | None:
@@ -81,17 +72,10 @@ def _list_kinds(module: Any) -> list[Any] | None:
             return None
         parts = list(module.aggr.aggrs)
     inner = [part.var_aggr for part in parts if type(part) is aggr.StdAggregation]
-    if any(type(part) not in _KINDS for part in parts) or not all(map(_is_own, (module, module.aggr, *parts, *inner))):
+    if any(type(part) not in _KINDS for part in parts) or not all(map(is_own, (module, module.aggr, *parts, *inner))):
         return None
     # Gradients of a part of a variance depend on the target's row.
     return None if any(getattr(part, "semi_grad", False) for part in (*parts, *inner)) else parts
-
-
-def _is_own(part: Any) -> bool:
-    """Report whether an aggregation has the methods of its class, and no hooks."""
-    own = part.__dict__
-    is_plain = "forward" not in own or any_convolution.is_routed(own["forward"])
-    return is_plain and ("reduce" not in own or any_convolution.is_reduced(part)) and not has_hooks(part)
 
 
 class _Messages(NamedTuple):
@@ -118,39 +102,29 @@ class _Messages(NamedTuple):
         return made
 
 
-def _aggregate(self: Any, edge_index: Any, size: Any, x: Any, edge_attr: Any) -> Tensor | None:
+def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | None:
     """Return the scaled aggregations of messages, `[N, towers, ...]`; None if others must make them."""
-    weight = self.pre_nns[0][0].weight
+    weight, x, edge_attr = self.pre_nns[0][0].weight, kwargs.get("x"), kwargs.get("edge_attr")
     if (
-        not is_plain_tensor(edge_index)
-        or any_convolution.is_short(edge_index)
-        or not isinstance(x, Tensor)
+        not isinstance(x, Tensor)
         or x.dim() != 3
         or x.dtype != weight.dtype
         or x.dtype not in DTYPES
-        or x.device != edge_index.device
+        or x.device != known.index.device
         or torch.is_autocast_enabled(x.device.type)
         or (edge_attr is None) != (self.edge_dim is None)
+        or not known.fits(len(x), len(x))
     ):
         return None
     count, towers, inner = x.shape
-    width = towers * inner
-    if not may_find(edge_index, None, 3 * width, saves_launches=True):
-        return None
-    batch = find_batch(edge_index)
-    if batch is None:
-        batch = find_whole(edge_index, count, 3 * width, saves_launches=True)
-    if batch is None or not batch.fits(edge_index, count, count) or (size is not None and tuple(size) != (count,) * 2):
-        return None
-    known = KnownTargets(batch, edge_index)
     parts = [network[0].weight.split(inner, dim=1) for network in self.pre_nns]
     own = _multiply(self, x, [part[0] for part in parts], [network[0].bias for network in self.pre_nns])
     rows = _multiply(self, x, [part[1] for part in parts], None)
     if edge_attr is None:
-        messages = _Messages(rows, known.edges.row, known.edges, batch.transpose(known.edges, count))
+        messages = _Messages(rows, known.edges.row, known.edges, known.batch.transpose(known.edges, count))
     else:
         along = self.edge_encoder(edge_attr)
-        if along.shape != (edge_index.shape[1], inner) or along.dtype != x.dtype:
+        if along.shape != (known.index.numel(), inner) or along.dtype != x.dtype:
             return None
         made = multiply(along, torch.cat([part[2] for part in parts]), None) + known.gather_sources(rows)
         place = known.order if known.order is not None else known.count_edges()
@@ -228,4 +202,5 @@ def _scale(module: Any, out: Tensor, degree: Tensor) -> Tensor:
     return torch.cat(outs, dim=-1) if len(outs) > 1 else outs[0]
 
 
-PNA = ConvSpec(conv.PNAConv, propagate=propagate, find_left=find_left, leaves_to_any=True, sees_neighbors_only=True)
+PNA = ConvSpec(conv.PNAConv, propagate=any_convolution.propagate, find_left=find_left, fuse=fuse, leaves_to_any=True,
+               sees_neighbors_only=True)  # fmt: skip

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from pyg_direct.nn.any_convolution import KnownTargets
     from pyg_direct.nn.hetero.joined_edges import Relation
     from pyg_direct.nn.sorted_edges import SortedEdges
 
@@ -71,6 +72,8 @@ class ConvSpec:
         sum: Results of (convolution, rows of sources, edges, number of targets, arguments of `propagate`), for
             convolutions that add up rows of edges; None if PyG must compute them.
         find_left: Returns why options of a convolution leave it to PyG, beside the options of all; None if they do not.
+        fuse: Result of `propagate` of `any_convolution.py`, of (convolution, known targets, arguments); None if the
+            convolution's own messages must be aggregated.
         joined: Its form over relations that are summed together.
         leaves_to_any: True if the operators of any layer (`any_convolution.py`) serve what it leaves. `find_left` then
             knows all reasons.
@@ -85,6 +88,7 @@ class ConvSpec:
     message: Callable[[Any, Tensor, SortedEdges, dict[str, Any]], Message] | None = None
     sum: Callable[[Any, Tensor, SortedEdges, int, dict[str, Any]], Tensor | None] | None = None
     find_left: Callable[[Any], str | None] = find_nothing
+    fuse: Callable[[Any, KnownTargets, dict[str, Any]], Tensor | None] | None = None
     joined: Joined | None = None
     leaves_to_any: bool = False
     sees_neighbors_only: bool = False

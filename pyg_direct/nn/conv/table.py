@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from pyg_direct.nn.conv import gat, gcn, gin, gine, hgt, pna, rgcn, sage, transformer
+from pyg_direct.nn.conv import (
+    edge,
+    film,
+    gat,
+    gcn,
+    gen,
+    gin,
+    gine,
+    hgt,
+    nn_conv,
+    pna,
+    res_gated,
+    rgcn,
+    sage,
+    supergat,
+    transformer,
+)
 from pyg_direct.nn.conv.spec import ConvSpec
 
 SPECS: tuple[ConvSpec, ...] = (
@@ -19,6 +35,12 @@ SPECS: tuple[ConvSpec, ...] = (
     rgcn.RGCN,
     transformer.TRANSFORMER,
     pna.PNA,
+    edge.EDGE,
+    film.FILM,
+    gen.GEN,
+    nn_conv.NN,
+    res_gated.RES_GATED,
+    supergat.SUPER_GAT,
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import lt
 from typing import Any
 
 import torch
@@ -178,8 +179,8 @@ class BatchPasses(RecordedPasses):
         self._spread_counts = []
         for place, grad, number, last in zip(self._grads, grads, self._graded, before, strict=True):
             own = hops[number]
-            # Padding nodes get none. They have none yet if the batch before was as large.
-            if grad is None or (own is not None and own[0] != last):
+            # Padding nodes get none. They have none yet if the batch before was no larger in any hop.
+            if grad is None or (own is not None and (last is None or any(map(lt, own[0], last)))):
                 place.zero_()
             self._spread_counts.append(None if grad is None or own is None else own[0])
             if grad is None:

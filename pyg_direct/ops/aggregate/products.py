@@ -100,7 +100,7 @@ _kernels = operators()
 
 
 def dot(x: Tensor, q: Tensor, indptr: Tensor, row: Tensor, target: Tensor, *, max_degree: int | None = None,
-        deterministic: bool | None = None) -> Tensor:  # fmt: skip
+        transposed: Transposed | None = None, deterministic: bool | None = None) -> Tensor:  # fmt: skip
     """Compute x[row[e], h] . q[target[e], h] for each edge and head, accumulated in fp32 or wider.
 
     Args:
@@ -108,7 +108,7 @@ def dot(x: Tensor, q: Tensor, indptr: Tensor, row: Tensor, target: Tensor, *, ma
         q: Rows of targets, `[T, H, C]` of the same dtype.
         indptr: Offsets of the targets' edges, `[T + 1]` or longer; those above E count as E.
         row, target: Source and target of each edge, int32 or int64 `[E]`, sorted by target.
-        max_degree, deterministic: See `aggregate`.
+        max_degree, transposed, deterministic: See `aggregate`.
 
     Returns:
         `[E, H]` of the dtype of the rows.
@@ -127,15 +127,17 @@ def dot(x: Tensor, q: Tensor, indptr: Tensor, row: Tensor, target: Tensor, *, ma
     target = check_ids("target", target, q.shape[0] if on_host else None)
     deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
     degree = -1 if max_degree is None else max_degree
-    made: Tensor = _Dot.apply(x.flatten(1), q.flatten(1), indptr, row, target, x.shape[1], degree, deterministic)
+    made: Tensor = _Dot.apply(x.flatten(1), q.flatten(1), indptr, row, target, transposed, x.shape[1], degree,
+                             deterministic)  # fmt: skip
     return made
 
 
 class _Dot(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, q: Tensor, indptr: Tensor, row: Tensor, target: Tensor, heads: int,
-                max_degree: int, deterministic: bool) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, x: Tensor, q: Tensor, indptr: Tensor, row: Tensor, target: Tensor,
+                transposed: Transposed | None, heads: int, max_degree: int, deterministic: bool) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, q, indptr, row, target)
+        ctx.by_source = transposed
         ctx.options = max_degree, deterministic
         made: Tensor = _kernels.dot_rows(q, x, indptr, row, target, heads, False).to(x.dtype)
         return made
@@ -155,13 +157,14 @@ class _Dot(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 lifted = (x.index_select(0, row).view(shape) * shares).flatten(1)
                 grad_q = q.new_zeros(q.shape).index_add(0, target, lifted)
-            return grad_x, grad_q, *(None,) * 6
-        if ctx.needs_input_grad[0] and (deterministic or not runs_on_gpu(grad)):
-            by_source = Transposed.of(row, target, x.shape[0])
+            return grad_x, grad_q, *(None,) * 7
+        by_source = ctx.by_source
+        if ctx.needs_input_grad[0] and (by_source is not None or deterministic or not runs_on_gpu(grad)):
+            by_source = Transposed.of(row, target, x.shape[0]) if by_source is None else by_source
             grad_x = _kernels.sum_rows(q, by_source.indptr, by_source.target, grad.index_select(0, by_source.edge),
                                        x.shape[0], False, -1)  # fmt: skip
         elif ctx.needs_input_grad[0]:
             grad_x = _kernels.spread_rows(q.contiguous(), indptr, row, target, grad, x.shape[0], False, max_degree)
         if ctx.needs_input_grad[1]:
             grad_q = _kernels.sum_rows(x, indptr, row, grad, q.shape[0], False, max_degree)
-        return grad_x, grad_q, *(None,) * 6
+        return grad_x, grad_q, *(None,) * 7

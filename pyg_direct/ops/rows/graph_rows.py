@@ -314,7 +314,7 @@ class MadeRows(NamedTuple):
         counts: Graphs of each batch.
         ptr: First row of each graph in its batch, and the end, for each group, int64 `[K, n, B + 1]`.
         values: Columns of each batch.
-        memory: Tensors that own the memory of each batch: of its rows, and of what has one row per graph.
+        memory: Tensors that own the memory of each batch: of its rows of each dtype, and of what has one row per graph.
     """
 
     numbers: np.ndarray
@@ -324,18 +324,12 @@ class MadeRows(NamedTuple):
     memory: list[list[Tensor]]
 
 
-class _Piece:
-    """Memory of some columns of a batch: those of one dtype lie side by side.
+class _Piece(NamedTuple):
+    """Columns `[begin, end)` of one dtype, whose rows of a batch lie side by side in one tensor."""
 
-    Args:
-        columns: Indices of the columns.
-        dtypes: Dtype of each column, of all columns.
-    """
-
-    def __init__(self, columns: Sequence[int], dtypes: Sequence[torch.dtype]) -> None:
-        self.columns = sorted(columns, key=lambda column: str(dtypes[column]))
-        self.regions = {dtypes[column]: [other for other in self.columns if dtypes[other] == dtypes[column]]
-                        for column in self.columns}  # fmt: skip
+    begin: int
+    end: int
+    dtype: torch.dtype
 
 
 class BatchesOfGraphs:
@@ -350,20 +344,28 @@ class BatchesOfGraphs:
     def __init__(self, spans: Tensor, layouts: Sequence[Layout], device: torch.device) -> None:
         # Spans of each group lie together, as all batches read them.
         self._spans, self._num_groups, self._device = spans.numpy().T.copy(), spans.shape[1] >> 1, device
-        self._layouts = list(layouts)
-        tables = [own if isinstance(own, TableRows) else None for own in layouts]
-        self._shapes = [[0] if own is None else list(own.table.shape) for own in tables]
-        self._dims = [0 if own is None else own.dim for own in tables]
-        dtypes = [torch.int64 if own is None else own.table.dtype for own in tables]
-        self._item_bytes = np.array([dtype.itemsize for dtype in dtypes], _NUMBER)
+        # A program may keep labels of all batches: they do not keep the memory of the rows.
+        kinds = [(own.group is None, own.table.dtype if isinstance(own, TableRows) else torch.int64)
+                 for own in layouts]  # fmt: skip
+        pieces = list(dict.fromkeys(kinds))
+        order = sorted(range(len(layouts)), key=lambda place: pieces.index(kinds[place]))
+        # From here on columns of a piece follow each other.
+        self._layouts = [layouts[place] for place in order]
+        self._places = [order.index(place) for place in range(len(order))]
+        self._tables = [own for own in self._layouts if isinstance(own, TableRows)]
+        self._shapes = [list(own.table.shape) if isinstance(own, TableRows) else [0] for own in self._layouts]
+        self._dims = [own.dim if isinstance(own, TableRows) else 0 for own in self._layouts]
+        piece_of = [pieces.index(kinds[place]) for place in order]
+        begins = [piece_of.index(piece) for piece in piece_of]
+        self._pieces = [_Piece(piece_of.index(piece), piece_of.index(piece) + piece_of.count(piece), dtype)
+                        for piece, (_, dtype) in enumerate(pieces)]  # fmt: skip
+        self._piece_of, self._first_of = np.array(piece_of, _NUMBER), np.array(begins, _NUMBER)
+        self._item_bytes = np.array([pieces[piece][1].itemsize for piece in piece_of], _NUMBER)[:, None]
         # Items of a row, in all lines.
         self._widths = np.array([math.prod(shape[:dim] + shape[dim + 1 :])
-                                 for shape, dim in zip(self._shapes, self._dims, strict=True)], _NUMBER)  # fmt: skip
-        self._counted = np.array([self._find_counted(own) for own in layouts], _NUMBER)
-        # A program may keep labels of all batches: they do not keep the memory of the rows.
-        of_graphs = [place for place, own in enumerate(layouts) if own.group is None]
-        of_rows = [place for place, own in enumerate(layouts) if own.group is not None]
-        self._pieces = [_Piece(columns, dtypes) for columns in (of_rows, of_graphs) if columns]
+                                 for shape, dim in zip(self._shapes, self._dims, strict=True)], _NUMBER
+                                )[:, None]  # fmt: skip
+        self._counted = np.array([self._find_counted(own) for own in self._layouts], _NUMBER)
         # Words of the columns without addresses of outputs, for batches of the numbers of graphs that came last.
         self._columns: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros(0, _NUMBER))
 
@@ -377,9 +379,9 @@ class BatchesOfGraphs:
 
     def is_current(self) -> bool:
         """Check that the tables have the shapes that they had, and need no gradient."""
-        return all(list(own.table.shape) == shape and own.table.is_contiguous() and not own.table.requires_grad
-                   for own, shape in zip(self._layouts, self._shapes, strict=True)
-                   if isinstance(own, TableRows))  # fmt: skip
+        return all(not isinstance(own, TableRows) or (list(own.table.shape) == shape and own.table.is_contiguous()
+                                                      and not own.table.requires_grad)
+                   for own, shape in zip(self._layouts, self._shapes, strict=True))  # fmt: skip
 
     def read(self, batches: Sequence[Tensor], most_bytes: int) -> MadeRows:
         """Read the rows of the first batches, as many as take `most_bytes` on the GPU, and of at least one.
@@ -387,27 +389,32 @@ class BatchesOfGraphs:
         Args:
             batches: Numbers of the graphs of each batch, int64 `[B]` on the CPU, below G; at least one batch and graph.
         """
-        counts = list(map(len, batches))
+        counts = list(map(Tensor.numel, batches))
         numbers = _join_numbers(batches, counts)
         firsts, ptr = self._place(numbers, counts)
-        ends = ptr[:, range(len(counts)), counts]
-        rows = np.concatenate((ends, [counts], [[count + 1 for count in counts]]))[self._counted]
-        items = rows * self._widths[:, None]
+        if not self._layouts:
+            return MadeRows(numbers, counts, ptr, [[] for _ in counts], [[] for _ in counts])
+        sizes = np.empty((self._num_groups + 2, len(counts)), _NUMBER)
+        sizes[:-2], sizes[-2] = ptr[:, np.arange(len(counts)), counts], counts
+        sizes[-1] = sizes[-2] + 1
+        rows = sizes[self._counted]
+        items = rows * self._widths
         # Up to the beginning of the next column.
-        spaces = -(-items * self._item_bytes[:, None] // _ALIGNED) * _ALIGNED
-        fitting = max(1, int(np.searchsorted(spaces.sum(0).cumsum(), most_bytes, "right")))
-        if fitting < len(batches):
+        spaces = (items * self._item_bytes + (_ALIGNED - 1)) & -_ALIGNED
+        if len(counts) > 1 and int(spaces.sum()) > most_bytes:
+            fitting = max(1, int(np.searchsorted(spaces.sum(0).cumsum(), most_bytes, "right")))
             return self.read(batches[:fitting], most_bytes)
-        addresses = np.zeros(rows.shape, _NUMBER)
-        values: list[list[Any]] = [[None] * len(self._layouts) for _ in batches]
-        memory: list[list[Tensor]] = [[] for _ in batches]
-        for piece in self._pieces:
-            self._allocate(piece, rows, items, spaces, values, memory, addresses)
-        if self._layouts:
-            words = self._write_words(addresses, numbers, counts, firsts, ptr)
-            grid = grid_for(addresses.size * numbers.shape[1] * kernels.LANES, memory[0][0])
-            run_gpu(kernels.collate_graphs_gpu, grid, _join_on(words, self._device), numbers.shape[1], addresses.size)
-        return MadeRows(numbers, counts, ptr, values, memory)
+        columns, memory, addresses = self._allocate(items, spaces)
+        for place, shape in enumerate(self._shapes):
+            if len(shape) > 1:
+                before, after = shape[: self._dims[place]], shape[self._dims[place] + 1 :]
+                columns[place] = [own.view(*before, count, *after)
+                                  for own, count in zip(columns[place], rows[place].tolist(), strict=True)]  # fmt: skip
+        words = self._write_words(addresses, numbers, counts, firsts, ptr)
+        grid = grid_for(addresses.size * numbers.shape[1] * kernels.LANES, memory[0][0])
+        run_gpu(kernels.collate_graphs_gpu, grid, _join_on(words, self._device), numbers.shape[1], addresses.size)
+        values = zip(*(columns[place] for place in self._places), strict=True)
+        return MadeRows(numbers, counts, ptr, list(map(list, values)), list(map(list, zip(*memory, strict=True))))
 
     def _place(self, numbers: np.ndarray, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Compute the first row of each graph in the tables, int64 `[K, n, B]`, and `ptr` of `MadeRows`."""
@@ -419,55 +426,31 @@ class BatchesOfGraphs:
         np.cumsum(sizes, axis=2, out=ptr[:, :, 1:])
         return own[: self._num_groups], ptr
 
-    def _allocate(self, piece: _Piece, rows: np.ndarray, items: np.ndarray, spaces: np.ndarray,
-                  values: list[list[Any]], memory: list[list[Tensor]], addresses: np.ndarray) -> None:  # fmt: skip
-        """Allocate some columns of all batches."""
-        own = spaces[piece.columns]
-        ends = own.cumsum(0)
-        addresses[piece.columns] = ends - own
-        sizes = []
-        for columns in piece.regions.values():
-            # Each column, and the gap behind it.
-            gaps = spaces[columns] // self._item_bytes[columns, None] - items[columns]
-            sizes.append(np.stack((items[columns], gaps), 2).transpose(1, 0, 2).reshape(len(values), -1).tolist())
-        of_regions = [[spaces[columns].sum(0).tolist()] for columns in piece.regions.values()]
-        widths, row_counts = list(zip(*(own[0] for own in of_regions), strict=True)), rows.T.tolist()
-        dtypes = list(piece.regions)
-        first, begins = dtypes[0], []
-        for place, whole in enumerate(ends[-1].tolist()):
-            own_rows, own_values = row_counts[place], values[place]
-            parts: Any = ()
-            if len(piece.columns) == 1:
-                (column,) = piece.columns
-                made = torch.empty(self._find_shape(column, own_rows[column]), dtype=first, device=self._device)
-                own_values[column] = made
-            elif len(dtypes) == 1:
-                made = torch.empty(whole // first.itemsize, dtype=first, device=self._device)
-                parts = (made,)
-            else:
-                made = torch.empty(whole, dtype=torch.uint8, device=self._device)
-                parts = map(Tensor.view, torch.unsafe_split_with_sizes(made, widths[place]), dtypes)
-            memory[place].append(made)
-            begins.append(made.data_ptr())
-            for part, columns, cuts in zip(parts, piece.regions.values(), sizes, strict=False):
-                # Not views: writes to one column do not count for another.
-                cut = torch.unsafe_split_with_sizes(part, cuts[place])
-                for column, value in zip(columns, cut[::2], strict=True):
-                    is_list = len(self._shapes[column]) == 1
-                    own_values[column] = value if is_list else value.view(self._find_shape(column, own_rows[column]))
-        addresses[piece.columns] += np.array(begins, _NUMBER)
-
-    def _find_shape(self, column: int, count: int) -> list[int]:
-        """Find the shape of a column of so many rows."""
-        shape, dim = self._shapes[column], self._dims[column]
-        return [*shape[:dim], count, *shape[dim + 1 :]]
+    def _allocate(self, items: np.ndarray, spaces: np.ndarray
+                  ) -> tuple[list[Sequence[Tensor]], list[list[Tensor]], np.ndarray]:  # fmt: skip
+        """Allocate the columns of all batches, without their shapes: (columns, memory of each piece, addresses)."""
+        # Each column, and the gap behind it.
+        pairs = np.stack((items, spaces // self._item_bytes - items), 1)
+        cuts = pairs.reshape(-1, items.shape[1]).T.tolist()
+        columns: list[Sequence[Tensor]] = []
+        memory = []
+        for begin, end, dtype in self._pieces:
+            own = [cut[2 * begin : 2 * end - 1] for cut in cuts]
+            made = [torch.empty(sum(cut), dtype=dtype, device=self._device) for cut in own]
+            # Not views: writes to one column do not count for another.
+            parts = zip(*map(torch.unsafe_split_with_sizes, made, own), strict=True) if end - begin > 1 else [made]
+            columns += list(parts)[::2]
+            memory.append(made)
+        begins = np.array([[one.data_ptr() for one in made] for made in memory], _NUMBER)
+        offsets = spaces.cumsum(0) - spaces
+        return columns, memory, begins[self._piece_of] + offsets - offsets[self._first_of]
 
     def _write_words(self, addresses: np.ndarray, numbers: np.ndarray, counts: Sequence[int], firsts: np.ndarray,
                      ptr: np.ndarray) -> list[np.ndarray]:  # fmt: skip
         """Write the words of the kernel: the numbers of a `Column` for each column and batch, then the lists."""
-        added = [own.added for own in self._layouts if isinstance(own, TableRows)]
-        steps = [_sum_before(own[numbers]).transpose(0, 2, 1) for own in added if isinstance(own, np.ndarray)]
-        tables = [own.table.data_ptr() for own in self._layouts if isinstance(own, TableRows)]
+        steps = [sum_before(own.added[numbers]).transpose(0, 2, 1) for own in self._tables
+                 if isinstance(own.added, np.ndarray)]  # fmt: skip
+        tables = [own.table.data_ptr() for own in self._tables]
         # Most groups of an epoch have as many batches of as many graphs.
         known, laid = self._columns
         if known != (*counts, *tables):
@@ -530,7 +513,7 @@ def _join_numbers(batches: Sequence[Tensor], counts: Sequence[int]) -> np.ndarra
     return numbers
 
 
-def _sum_before(steps: np.ndarray) -> np.ndarray:
+def sum_before(steps: np.ndarray) -> np.ndarray:
     """Sum the steps of the graphs before each one in its batch, int64 `[n, B, L]`."""
     sums = np.zeros_like(steps)
     np.cumsum(steps[:, :-1], axis=1, out=sums[:, 1:])

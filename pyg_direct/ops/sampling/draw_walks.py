@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from pyg_direct.ops.argument_checks import (
 )
 from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, shared_grid, threads_for
 from pyg_direct.ops.sampling.find_induced import NeighborLists
-from pyg_direct.runtime.cuda.launch import current_stream
+from pyg_direct.runtime.cuda.launch import current_stream, kept_stream, set_stream
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
 _MOST_LENGTH = 2**31 - 1
@@ -111,14 +111,13 @@ def _walk(lists: NeighborLists, start: Tensor, rows: Tensor | None, length: int,
 
 
 class BoundsCheck:
-    """Check that ids on a GPU lie in [0, upper), which the GPU makes ahead of its next work.
+    """Check that ids on a GPU lie in [0, upper), made beside the work that the host enqueues before `finish`.
 
-    So the host can enqueue that work before it waits for the check in `finish`. Ids on the CPU are not checked here:
-    `check_ids` does that.
+    So neither that work nor its launch waits for the check. Ids on the CPU are not checked here: `check_ids` does that.
 
     Args:
         name: Argument that holds the ids, for the error.
-        ids: int64 or int32 `[n]`, contiguous.
+        ids: int64 or int32 `[n]`, contiguous, written by the current stream.
     """
 
     def __init__(self, name: str, ids: Tensor, upper: int) -> None:
@@ -129,39 +128,51 @@ class BoundsCheck:
             # A thread waits for its check before it begins another one, so that one flag is enough for it.
             flags = _OWN.__dict__.setdefault("flags", {})
             self._own = flags.get(index) or flags.setdefault(index, _make_flag(index))
-            self._own.word[0] = 0
-            run_gpu(flag_outside_gpu, grid_for(ids.numel(), ids), ids, upper, self._own.flag)
-            if self._own.event is not None:
+            if self._own.beside is not None:
                 self._own.event.record(current_stream(index))
 
     def finish(self) -> None:
-        """Wait for the check.
+        """Make the check, and wait for it.
 
         Raises:
             IdError: an id is not in [0, upper).
         """
         if self._own is None:
             return
-        if self._own.event is not None:
-            self._own.event.synchronize()
-        if self._own.word[0] != 0:
+        flag, word, event, beside = self._own
+        word[0] = 0
+        if beside is None:
+            self._launch(flag)
+        else:
+            event.wait(beside)
+            with kept_stream(self._ids.get_device()):
+                set_stream(beside)
+                self._launch(flag)
+            event.record(beside)
+            event.synchronize()
+        if word[0] != 0:
             check_below(self._name, self._ids.cpu().numpy(), self._upper)
+
+    def _launch(self, flag: Tensor) -> None:
+        run_gpu(flag_outside_gpu, grid_for(self._ids.numel(), self._ids), self._ids, self._upper, flag)
 
 
 class _Flag(NamedTuple):
-    """A word that a GPU sets, and the event after its last kernel.
+    """A word that a GPU sets, and the stream that does so.
 
     Attributes:
         flag, word: int64 `[1]`, page-locked, as a tensor and as an array.
-        event: None in the simulator.
+        event: After the ids are written, then after the check; None in the simulator.
+        beside: None in the simulator.
     """
 
     flag: Tensor
     word: np.ndarray
-    event: torch.cuda.Event | None
+    event: Any
+    beside: torch.cuda.Stream | None
 
 
-# Of each thread: `flags` by number of the GPU, which an event belongs to.
+# Of each thread: `flags` by number of the GPU, which streams and events belong to.
 _OWN = threading.local()
 
 
@@ -169,7 +180,9 @@ def _make_flag(index: int) -> _Flag:
     is_gpu = index >= 0
     with ordinary_tensors():
         flag = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=is_gpu)
-    return _Flag(flag, flag.numpy(), torch.cuda.Event() if is_gpu else None)
+    # With priority: its few blocks start before the rest of the work that it is beside.
+    beside = torch.cuda.Stream(index, priority=-1) if is_gpu else None
+    return _Flag(flag, flag.numpy(), torch.cuda.Event() if is_gpu else None, beside)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import torch
 from pyg_direct import save_rows
 from pyg_direct.errors import FileError, IdError
 from pyg_direct.features import range_reader
+from pyg_direct.features.disk_rates import DiskRates
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.spilled_rows import find_window, serving
 from pyg_direct.features.staged_reader import StagedReader
@@ -327,6 +328,25 @@ def test_reads_are_reported_beside_the_disk(window_of):
     assert "400 rows read for 450 that batches asked for, 11% saved" in str(found)
     assert "beside the disk's" in str(found)
     assert "11% saved, 7 copied from other processes; " in str(found._replace(num_copied=7))
+
+
+def test_windows_read_at_most_two_and_a_half_times_the_rows_that_they_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(range_reader, "find_rates", lambda file: DiskRates(1.9e9, 8.7e4))
+    monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: False)
+    count, numbers = 40_000, np.random.default_rng(0)
+    file = RowFile(save_rows(tmp_path / "rows.npy", torch.zeros(count, 512, dtype=torch.uint8)))
+    window = RowWindow(open_file(file, torch.device("cpu")), 10_000 * 512)
+    # As past the page cache, by blocks of the disk.
+    window._reader.unit = 512
+
+    for number in range(8):
+        # Half of the rows of a window are read by all of them; the first window is short, as in a loader.
+        ids = np.append(np.arange(0, count, 10), numbers.choice(count, 4000))
+        assert plan(window, number, ids if number else ids[::4], number - 1)
+
+    found = window.tell(measures_disk=False)
+    assert found.num_rows < 0.6 * found.num_claimed
+    assert 1.5 < found.read_ratio <= 2.5
 
 
 def test_the_rest_of_a_table_is_read_once_half_of_it_is_asked_for(window_of, monkeypatch):

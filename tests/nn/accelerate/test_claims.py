@@ -36,7 +36,16 @@ LAYERS = {
     "RGCNConv": (lambda width=WIDTH, **more: convs.RGCNConv(width, OUT, 3, **more), ("edge_type",)),
     "TransformerConv": (lambda width=WIDTH, **more: convs.TransformerConv(width, OUT, **{"heads": 2, **more}), ()),
     "TransformerConv of edges": (lambda **more: convs.TransformerConv(WIDTH, OUT, edge_dim=3, **more), ("edge_attr",)),
-}
+    "EdgeConv": (lambda width=WIDTH, **more: convs.EdgeConv(make_network(2 * width), **more), ()),
+    "NNConv": (lambda **more: convs.NNConv(WIDTH, OUT, torch.nn.Linear(3, WIDTH * OUT), **more), ("edge_attr",)),
+    "GENConv": (lambda **more: convs.GENConv(WIDTH, OUT, **more), ()),
+    "GENConv of edges": (lambda **more: convs.GENConv(WIDTH, OUT, edge_dim=3, **more), ("edge_attr",)),
+    "FiLMConv": (lambda **more: convs.FiLMConv(WIDTH, OUT, **more), ()),
+    "ResGatedGraphConv": (lambda **more: convs.ResGatedGraphConv(WIDTH, OUT, **more), ()),
+    "ResGatedGraphConv of edges": (lambda **more: convs.ResGatedGraphConv(WIDTH, OUT, edge_dim=3, **more),
+                                   ("edge_attr",)),
+    "SuperGATConv": (lambda **more: convs.SuperGATConv(WIDTH, OUT, heads=2, **more).eval(), ()),
+}  # fmt: skip
 AGGREGATIONS = ["add", "mean", "max", "std", ["add"]]
 # PyG's own loops, a layer's own weights, or none.
 OWN_EDGES = [{}, {"add_self_loops": False}]
@@ -54,19 +63,26 @@ MORE = {
     "GATv2Conv": [{"residual": True}, {"share_weights": True}],
     "TransformerConv": [{"beta": True}, {"concat": False, "beta": True}, {"root_weight": False}, {"heads": 1},
                         {"width": 1}],
+    "EdgeConv": [{"width": 1}],
+    "NNConv": [{"root_weight": False}],
+    "GENConv": [{"learn_t": True}, {"aggr": "softmax_sg"}, {"aggr": "powermean", "learn_p": True}, {"eps": 0.0},
+                {"eps": 0.0, "aggr": "max"}],
+    "FiLMConv": [{"act": None}, {"act": torch.nn.Tanh()}],
+    "ResGatedGraphConv": [{"act": torch.nn.Tanh()}, {"root_weight": False}],
+    "SuperGATConv": [{"attention_type": "SD"}, {"concat": False}],
     "RGCNConv": [{"num_bases": 2}, {"num_blocks": 2}, {"root_weight": False}, {"width": 1}],
 }  # fmt: skip
 
 
 def list_cases():
     for name in LAYERS:
-        has_loops = name.startswith(("GCN", "GAT"))
+        has_loops = name.startswith(("GCN", "GAT", "SuperGAT"))
         several = [{"aggr": aggr} for aggr in AGGREGATIONS]
         several = [{**a, **b} for a, b in itertools.product(several, OWN_EDGES if has_loops else [{}])]
         several += [
             {"flow": "target_to_source"},
             {"decomposed_layers": 2},
-            *([] if "GIN" in name else [{"bias": False}]),
+            *([] if name.startswith(("GIN", "Edge", "FiLM")) else [{"bias": False}]),
         ]
         for options in [*several, *MORE.get(name, [])]:
             yield pytest.param(name, options, id=f"{name} {options}")
@@ -94,7 +110,10 @@ def is_left_to_pyg(layer, args):
     asked, ours, plain = [], [], Aggregation.__call__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Aggregation, "__call__", lambda *args, **kwargs: asked.append(1) or plain(*args, **kwargs))
-        note_forward(patch, any_convolution._Reduce, lambda *args: ours.append(1))
+        # An aggregation of GENConv, which sums in torch on a CPU; others take the softmax of a number of each edge.
+        steps = [any_convolution._Reduce, *([any_convolution._Softmax] if isinstance(layer, convs.GENConv) else [])]
+        for step in steps:
+            note_forward(patch, step, lambda *args: ours.append(1))
         made = layer(*args)
     return made, bool(asked) and not ours
 

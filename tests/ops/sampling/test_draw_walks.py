@@ -128,7 +128,7 @@ def test_what_is_hardly_ever_taken_ends_all_the_same(real_device):
     assert abs(share - 1 / 3) < 6 * math.sqrt(2 / 9 / 20_000)
 
 
-@pytest.mark.parametrize("length", [1, 6, 7, 8, 9, 14, 15, 16, 20, 23, 24])
+@pytest.mark.parametrize("length", [1, 6, 7, 8, 9, 14, 15, 16, 20, 22, 23, 24, 47])
 @pytest.mark.parametrize("num_walks", [1, 31, 70])
 def test_many_walks_of_any_length_match_reference(device, length, num_walks):
     rows = [*ROWS, [], [7, 0]]

@@ -1,0 +1,222 @@
+"""Convolutions that sum their messages without a row for each edge: PyG's results and gradients."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import BatchNorm1d, LeakyReLU, Linear, ReLU, Sequential, Tanh
+from torch_geometric import nn
+
+from pyg_direct import accelerate
+from pyg_direct.nn import any_convolution, weighted_rows, whole_graphs
+from pyg_direct.nn.conv import film, gen, res_gated
+from pyg_direct.nn.sorted_edges import register_sorted
+from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near
+
+pytestmark = pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
+
+
+def network(*more, out=OUT):
+    return Sequential(Linear(2 * WIDTH, 6), *more, Linear(6, out))
+
+
+def of_edges(*more, out=OUT):
+    return Sequential(Linear(3, 4), *more, Linear(4, WIDTH * out))
+
+
+# Those whose edges have rows of three numbers.
+WITH_ROWS = {
+    "NNConv": lambda: nn.NNConv(WIDTH, OUT, of_edges(ReLU())),
+    "NNConv of means": lambda: nn.NNConv(
+        WIDTH, OUT, Linear(3, WIDTH * OUT, bias=False), aggr="mean", root_weight=False
+    ),
+    "GENConv of edges": lambda: nn.GENConv(WIDTH, OUT, edge_dim=3, learn_t=True, num_layers=1),
+    "GENConv of means of edges": lambda: nn.GENConv(WIDTH, OUT, edge_dim=3, aggr="mean", num_layers=1),
+    "GENConv of maxima of edges": lambda: nn.GENConv(WIDTH, OUT, edge_dim=3, aggr="max", num_layers=1),
+    "ResGatedGraphConv of edges": lambda: nn.ResGatedGraphConv(WIDTH, OUT, edge_dim=3),
+}
+PLAIN = {
+    "ResGatedGraphConv": lambda: nn.ResGatedGraphConv(WIDTH, OUT),
+    "FiLMConv": lambda: nn.FiLMConv(WIDTH, OUT),
+    "FiLMConv of sums": lambda: nn.FiLMConv(WIDTH, OUT, act=LeakyReLU(0.3), aggr="add"),
+    "FiLMConv without activation": lambda: nn.FiLMConv(WIDTH, OUT, act=None),
+    "GENConv": lambda: nn.GENConv(WIDTH, OUT, num_layers=1),
+    "GENConv of a learned softmax": lambda: nn.GENConv(WIDTH, OUT, learn_t=True, t=0.5, num_layers=1, msg_norm=True),
+    "GENConv of half gradients": lambda: nn.GENConv(WIDTH, OUT, aggr="softmax_sg", t=2.0, num_layers=1),
+    "GENConv of powers": lambda: nn.GENConv(WIDTH, OUT, aggr="powermean", learn_p=True, p=1.5, num_layers=1),
+    "GENConv of sums": lambda: nn.GENConv(WIDTH, OUT, aggr="add", num_layers=1),
+    "GENConv of maxima": lambda: nn.GENConv(WIDTH, OUT, aggr="max", num_layers=1),
+    "EdgeConv": lambda: nn.EdgeConv(network(ReLU())),
+    "EdgeConv of a matrix": lambda: nn.EdgeConv(nn.Linear(2 * WIDTH, OUT)),
+    "EdgeConv of sums": lambda: nn.EdgeConv(network(ReLU()), aggr="add"),
+    "EdgeConv of means": lambda: nn.EdgeConv(network(LeakyReLU(0.1)), aggr="mean"),
+    "EdgeConv of activated means": lambda: nn.EdgeConv(Sequential(Linear(2 * WIDTH, OUT), ReLU()), aggr="mean"),
+    "EdgeConv of two matrices": lambda: nn.EdgeConv(network(), aggr="add"),
+    "EdgeConv of norms": lambda: nn.EdgeConv(network(BatchNorm1d(6), Tanh())),
+}
+LAYERS = {**WITH_ROWS, **PLAIN}
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Let a CPU do as a GPU does, and count the calls that are fused."""
+    made, plain = [], weighted_rows.fuse
+
+    def fuse(*args):
+        out = plain(*args)
+        if out is not None:
+            made.append(1)
+        return out
+
+    monkeypatch.setattr(any_convolution, "_FEW_EDGES", 0)
+    monkeypatch.setattr(any_convolution, "fuse", fuse)
+    for module in (film, gen, res_gated):
+        monkeypatch.setattr(module, "find_slow", lambda module: None)
+    return made
+
+
+def give(name, device, dtype=torch.float64, make=None):
+    """Return (PyG's layer, an accelerated copy, rows, other arguments)."""
+    torch.manual_seed(0)
+    layer, batch = (make or LAYERS[name])().to(device, dtype), Batch(device)
+    fast = copy.deepcopy(layer)
+    accelerate(fast)
+    more = [batch.edge_attr.to(dtype)] if name in WITH_ROWS else []
+    return layer, fast, torch.randn(batch.num_nodes, WIDTH, dtype=dtype, device=device), [batch.edge_index, *more]
+
+
+def run(layer, x, args, twice=False):
+    """Return result and gradients of rows of nodes and edges and of parameters; with `twice` also theirs."""
+    x, more = x.clone().requires_grad_(), [part.clone().requires_grad_() for part in args[1:]]
+    leaves = [x, *more, *(part for part in layer.parameters() if part.requires_grad)]
+    out = layer(x, args[0], *more)
+    grads = torch.autograd.grad(out.square().sum(), leaves, create_graph=twice, allow_unused=True)
+    grads = [grad for grad in grads if grad is not None]
+    if twice:
+        again = torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves, allow_unused=True)
+        grads += [grad for grad in again if grad is not None]
+    return [out, *grads]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_equals_pyg_and_its_gradients(device, name, fused):
+    layer, fast, x, args = give(name, device)
+    expected = run(layer, x, args)
+
+    got = run(fast, x, args)
+
+    assert_near(got, expected, rtol=1e-9, atol=1e-10)
+    assert fused == [1]
+    assert (fast._paths.accelerated, fast._paths.left) == (1, {})
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_equals_pyg_in_float32_and_is_near_in_16_bits(real_device, name, fused):
+    layer, fast, x, args = give(name, real_device)
+    exact = run(layer, x, args)
+    narrow = [x.float(), [args[0], *(part.float() for part in args[1:])]]
+    plain = run(copy.deepcopy(layer).float(), *narrow)
+    assert_near(run(fast.float(), *narrow), plain, rtol=1e-4, atol=1e-4)
+
+    got = run(fast.bfloat16(), x.bfloat16(), [args[0], *(part.bfloat16() for part in args[1:])])
+
+    assert len(fused) == 2
+    assert all(part.dtype == torch.bfloat16 for part in got)
+    assert (got[0].double() - exact[0]).norm() <= 3e-2 * exact[0].norm()
+
+
+@pytest.mark.parametrize("name", ["ResGatedGraphConv", "FiLMConv", "GENConv of a learned softmax", "EdgeConv of sums",
+                                  "NNConv"])  # fmt: skip
+def test_second_gradients_are_those_of_pyg(real_device, name, fused):
+    layer, fast, x, args = give(name, real_device)
+
+    assert_near(run(fast, x, args, twice=True), run(layer, x, args, twice=True), rtol=1e-7, atol=1e-8)
+    assert fused == [1]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_pair_of_rows_and_targets_that_no_edge_leads_to(real_device, name, fused):
+    layer, fast, x, args = give(name, real_device)
+    pair = x, x[: sum(NODES[:2])].clone()
+
+    assert_near([fast(pair, *args)], [layer(pair, *args)], rtol=1e-9, atol=1e-10)
+    assert fused == [1]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_edges(real_device, name, fused):
+    if name == "EdgeConv of norms":
+        # It has no mean of no rows.
+        return
+    layer, fast, x, args = give(name, real_device)
+    none = [torch.empty(2, 0, dtype=torch.int64, device=real_device), *(part[:0] for part in args[1:])]
+    register_sorted(none[0], [*NODES], [0] * len(EDGES))
+
+    assert_near(run(fast, x, none), run(layer, x, none), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_whole_graph_that_comes_back_is_served_in_its_own_order_of_edges(real_device, name, fused, monkeypatch):
+    monkeypatch.setattr(whole_graphs, "_WORTH", {"cpu": 0, "gpu": 0})
+    layer, fast, x, (edge_index, *more) = give(name, real_device)
+    order = torch.randperm(edge_index.shape[1], generator=torch.Generator().manual_seed(2)).to(real_device)
+    args = [edge_index[:, order].contiguous(), *(part[order] for part in more)]
+    # Statistics of a norm, which the first passes change.
+    expected = [run(layer, x, args) for _ in range(12)][-1]
+
+    for _ in range(12):
+        got = run(fast, x, args)
+
+    assert fused
+    assert_near(got, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_equal_calls_give_equal_bits(real_device, fused):
+    for name in LAYERS:
+        _, fast, x, args = give(name, real_device, torch.float32)
+        first, second = (run(copy.deepcopy(fast), x, args) for _ in range(2))
+
+        assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True)), name
+
+
+class Own(nn.ResGatedGraphConv):
+    def message(self, k_i, q_j, v_j, edge_attr):
+        return k_i + q_j + v_j
+
+
+class Forward(nn.FiLMConv):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index).relu()
+
+
+# Layers, and whether they are fused.
+OTHERS = {
+    "its own message": (lambda: Own(WIDTH, OUT), False),
+    "its own forward": (lambda: Forward(WIDTH, OUT), True),
+    "another gate": (lambda: nn.ResGatedGraphConv(WIDTH, OUT, act=Tanh()), False),
+    "maxima of gated rows": (lambda: nn.ResGatedGraphConv(WIDTH, OUT, aggr="max"), False),
+    "another activation": (lambda: nn.FiLMConv(WIDTH, OUT, act=Tanh()), False),
+    "deviations": (lambda: nn.GENConv(WIDTH, OUT, aggr="std"), False),
+    "a network without a matrix": (lambda: nn.EdgeConv(ReLU()), False),
+    "messages of deviations": (lambda: nn.EdgeConv(network(ReLU()), aggr="std"), False),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_layers_keep_their_messages(real_device, name, fused, monkeypatch):
+    make, is_fused = OTHERS[name]
+    layer, fast, x, args = give(name, real_device, make=make)
+
+    assert_near(run(fast, x, args), run(layer, x, args), rtol=1e-9, atol=1e-10)
+    assert bool(fused) is is_fused
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_hooks_see_messages(real_device, name, fused):
+    layer, fast, x, args = give(name, real_device)
+    seen = []
+    fast.register_message_forward_hook(lambda module, given, out: seen.append(out.shape))
+
+    assert_near(run(fast, x, args), run(layer, x, args), rtol=1e-9, atol=1e-10)
+    assert len(seen) == 1
+    assert not fused
