@@ -626,8 +626,8 @@ class ExchangePlan(HeteroGpuPlan):
         hops, words = self.num_hops, slot.outbox_words[:STATE].tolist()
         node_counts, edge_counts = words[NODES : NODES + hops + 1], words[EDGES : EDGES + hops + 1]
         num_nodes, num_edges = node_counts[-1], edge_counts[-1]
-        # The kernel writes the starts of types, of which there is one, behind the nodes.
-        nodes, memory = slot.arrived.new_empty(num_nodes + 3), slot.arrived.new_empty(3 * num_edges)
+        # The kernel writes the starts of types and of relations, of which there is one each, behind the nodes.
+        nodes, memory = slot.arrived.new_empty(num_nodes + 6), slot.arrived.new_empty(3 * num_edges)
         ends, e_id = memory.unsafe_split_with_sizes([2 * num_edges, num_edges])
         slot.export_batch(grid_for(max(num_nodes, num_edges), slot.state), (nodes, ends, e_id, num_nodes, 0))
         assert self.node_rows is not None

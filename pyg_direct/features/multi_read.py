@@ -36,14 +36,13 @@ class ReadTyped:
     """Features of several types that are read together, by the ids of one batch or of several.
 
     Args:
-        features: By (type, key); of one dtype and row, for which `fits_typed` holds.
-        types: The types in the order of the ids of a batch.
+        features: By (type or relation, key); of one dtype and row, for which `fits_typed` holds.
+        types: The types, or relations, in the order of the ids of a batch.
     """
 
-    def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str], num_batches: int) -> None:
+    def __init__(self, features: Mapping[tuple[Any, str], Feature], types: Sequence[Any], num_batches: int) -> None:
         self.names = list(features)
-        self._rows, tables, errors = _list_rows(features)
-        self._tiers = [rows.tier for rows in self._rows]
+        self.rows, tables, errors = _list_rows(features)
         self.reader = TypedReader(tables * num_batches, errors)
         order = {kind: number for number, kind in enumerate(types)}
         # List of ids that each table is read by.
@@ -54,36 +53,26 @@ class ReadTyped:
 
     def read(self, ids: Tensor, layout: Tensor, num_rows: int) -> Tensor:
         """Return the rows of all features, batch after batch, by ids that a sampler made; see `TypedReader.read`."""
-        self._rows[0].raise_earlier_error()
+        self.rows[0].raise_earlier_error()
         return self.reader.read(ids, layout, num_rows)
 
     def count(self, ids: Sequence[Tensor]) -> None:
         """Count the reads by the ids of each type, if counting was requested."""
         for number, which in enumerate(self.lists):
-            rows = self._rows[number % len(self._rows)]
+            rows = self.rows[number % len(self.rows)]
             if rows.served is not None:
                 rows.count(ids[which])
-
-    @property
-    def is_counting(self) -> bool:
-        """Report whether counting was requested."""
-        return any(map(_READ_SERVED, self._rows))
-
-    @property
-    def is_current(self) -> bool:
-        """Report whether the rows still lie in the tables that are read."""
-        return all(map(is_, map(_READ_TIER, self._rows), self._tiers))
 
 
 class TypedRows:
     """All features that can be read by the packed ids of a batch, or of several.
 
     Args:
-        types: The types in the order of those ids.
+        types: The types, or relations, in the order of those ids.
     """
 
-    def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str]) -> None:
-        forms: dict[object, dict[tuple[str, str], Feature]] = {}
+    def __init__(self, features: Mapping[tuple[Any, str], Feature], types: Sequence[Any]) -> None:
+        forms: dict[object, dict[tuple[Any, str], Feature]] = {}
         for name, feature in features.items():
             table = feature.whole
             if table is not None and fits_typed(table):
@@ -92,10 +81,13 @@ class TypedRows:
         self._types = list(types)
         # By the number of batches: the last group of an epoch is shorter.
         self._groups: dict[int, list[ReadTyped]] = {}
+        # Rows of all features, and the tables that they lie in.
+        self._rows: list[MemoryRows] = []
+        self._tiers: list[Any] = []
         self.names = {name for group in self._forms for name in group}
 
     def read(self, ids: Tensor, sizes: Sequence[int], starts: Tensor | None = None
-             ) -> tuple[list[LazyDict[tuple[str, str], Tensor]], list[Tensor]]:  # fmt: skip
+             ) -> tuple[list[LazyDict[tuple[Any, str], Tensor]], list[Tensor]]:  # fmt: skip
         """Return (rows of each batch by name, which are viewed at the first use; the tensors whose memory they share).
 
         Args:
@@ -106,20 +98,25 @@ class TypedRows:
         num_batches = len(sizes) // max(1, len(self._types))
         if not self._forms or not num_batches:
             return [LazyDict(dict) for _ in range(num_batches)], []
+        if not all(map(is_, map(_READ_TIER, self._rows), self._tiers)):
+            # Rows have moved since.
+            self._groups.clear()
         groups = self._groups.get(num_batches)
-        if groups is None or not all(group.is_current for group in groups):
+        if groups is None:
             groups = [ReadTyped(group, self._types, num_batches) for group in self._forms]
             self._groups[num_batches] = groups
+            self._rows = [rows for group in groups for rows in group.rows]
+            self._tiers = [rows.tier for rows in self._rows]
         if starts is not None and starts.shape[0] == 2 * len(sizes) + 1 and all(map(_READS_ALL, groups)):
             layouts = [(sizes, starts)] * len(groups)
         else:
             layouts = self._upload_layouts(groups, sizes, ids.device)
-        memory, parts = [], []
+        memory, parts, is_counting = [], [], any(map(_READ_SERVED, self._rows))
         for group, (counts, words) in zip(groups, layouts, strict=True):
             whole = group.read(ids, words, sum(counts))
             memory.append(whole)
             parts.append((group.names, whole, counts))
-            if group.is_counting:
+            if is_counting:
                 group.count(ids[: sum(sizes)].split(list(sizes)))
         return [LazyDict(partial(_view_rows, parts, number)) for number in range(num_batches)], memory
 
@@ -137,10 +134,10 @@ class TypedRows:
         return [(counts[group.lists], of_lists[group.lists]) for group in groups]
 
 
-def _view_rows(parts: Sequence[tuple[Sequence[tuple[str, str]], Tensor, Sequence[int]]], number: int
-               ) -> dict[tuple[str, str], Tensor]:  # fmt: skip
+def _view_rows(parts: Sequence[tuple[Sequence[tuple[Any, str]], Tensor, Sequence[int]]], number: int
+               ) -> dict[tuple[Any, str], Tensor]:  # fmt: skip
     """View the rows of a batch of several: parts of (names of a batch, rows of all batches, their counts)."""
-    found: dict[tuple[str, str], Tensor] = {}
+    found: dict[tuple[Any, str], Tensor] = {}
     for names, whole, counts in parts:
         size = len(names)
         own = list(counts[number * size : (number + 1) * size])

@@ -102,8 +102,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             memory. With types or other options: batches sampled in one call, whose nodes and edges share memory. A
             kept, saved or sent batch then includes this memory; `batch.clone()` has its own. Batches do not change;
             with `transform_sampler_output` their rows are read separately. None is one batch. For graphs with types and
-            `prefetch=1`, None is 1, 2, 4, 8 and then 16. A group then takes at most 256 MiB of GPU memory, on a CPU 128
-            MiB, and a sixteenth of the free memory.
+            `prefetch=1`, None is 1, 2, 4, 8 and then 16, on a GPU only if each seed has a tree (`disjoint`, times). A
+            group then takes at most 256 MiB of GPU memory, on a CPU 128 MiB, and a sixteenth of the free memory.
         seed: Seed of shuffling and of all draws. They are then a function of (`seed`, epoch, number of the batch), and
             torch's generator is not used. With None, each epoch draws its seed at its start, from torch's CPU generator
             or from `generator`. It makes as many draws as torch's `DataLoader`; each direct call draws one number.

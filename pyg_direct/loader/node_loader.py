@@ -213,12 +213,6 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
             start, time = time.t().contiguous().unbind()
         # Its memory belongs to the batch.
         out.metadata = (input_id, time, *out.metadata[2:])
-        if not isinstance(batch, HeteroData):
-            part = batch[kind] if isinstance(out, HeteroSamplerOutput) else batch
-            if start is not None:
-                part.seed_start_time = start
-            part.input_id, part.seed_time, part.batch_size = input_id, time, input_id.numel()
-            return
 
         def write(store: Any) -> None:
             # PyG's own setter takes as long as the launch of a kernel.
@@ -229,6 +223,9 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
             if time is None:
                 del mapping["seed_time"]
 
+        if not isinstance(batch, HeteroData):
+            write(batch[kind] if isinstance(out, HeteroSamplerOutput) else batch._store)
+            return
         known = batch._node_store_dict
         if type(known) is LazyDict and kind in self.data._node_store_dict:
             known.when_made(lambda made: write(made[kind]))

@@ -186,6 +186,8 @@ class GeneralLoader(EpochLoader):
         take the host far longer.
         """
         is_ahead = self.prefetch == 1 and self._is_own()
+        # On a GPU, batches whose trees are not told apart are sampled one after the other in any case.
+        is_ahead = is_ahead and (self.device.type == "cpu" or getattr(self._sampler, "disjoint", False))
         return is_ahead and self._samples_together() and isinstance(self._general, HeteroAttributes)
 
     def _open_group(self, key: EpochKey) -> Any:

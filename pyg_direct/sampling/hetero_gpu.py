@@ -634,13 +634,13 @@ class HeteroGpuPlan(CapturedPlan):
         new, num_empty = slot.arrived.new_empty, edge_totals[-1].tolist().count(0)
         listed, _, num_asked = pending.seeds
         width, size = (2 if self.disjoint else 1), len(self.topology.topo.node_types)
-        more = [2 * self.num_classes + 1]
+        more = [2 * self.num_classes + 1, 2 * self.num_entries + 1]
         if isinstance(listed, SeedList) and listed.times is not None:
             # Times of the seeds of each batch.
             more += [self.num_times * sum(listed.counts[place : place + size])
                      for place in range(0, len(listed.counts), size)]  # fmt: skip
         outputs = new(width * num_nodes + sum(more)), new(2 * (num_edges + num_empty)), new(num_edges)
-        slot.export_batch(grid_for(max(num_nodes, num_edges), slot.state), (*outputs, num_nodes, sum(more[1:])))
+        slot.export_batch(grid_for(max(num_nodes, num_edges), slot.state), (*outputs, num_nodes, sum(more[2:])))
         samples = split_outputs(self.topology.topo, outputs, node_totals[1:] - node_totals[:-1],
                                 edge_totals[1:] - edge_totals[:-1], self.num_batches, self.disjoint, self.max_degree,
                                 has_hops=not is_subgraph, words=more)  # fmt: skip

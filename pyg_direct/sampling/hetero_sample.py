@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -67,21 +67,25 @@ class PackedEdges:
 
     def view_all(self) -> tuple[Sequence[Tensor], Sequence[Tensor], list[list[int]]]:
         """Return (pairs, ids, edges of each hop) of all relations, see `view_pairs`, `view_ids` and `list_counts`."""
-        # Of a hundred relations, NumPy adds up faster than Python.
-        sizes = self._counts.sum(0).tolist()
-        return _split_pairs(self.ends, self.begin, sizes), self._split_ids(sizes), self._counts.T.tolist()
+        return (_split_pairs(self.ends, self.begin, self.sizes), self._split_ids(), self._counts.T.tolist())
 
     def view_pairs(self) -> dict[EdgeType, Tensor]:
         """Return the local ids of sources and targets, int64 `[2, E']`, by relation."""
-        pairs = _split_pairs(self.ends, self.begin, self._counts.sum(0).tolist())
-        return dict(zip(self.relations, pairs, strict=True))
+        return dict(zip(self.relations, _split_pairs(self.ends, self.begin, self.sizes), strict=True))
 
     def view_ids(self) -> dict[EdgeType, Tensor]:
         """Return the ids of edges, int64 `[E']`, by relation."""
-        return dict(zip(self.relations, self._split_ids(self._counts.sum(0).tolist()), strict=True))
+        return dict(zip(self.relations, self._split_ids(), strict=True))
 
-    def _split_ids(self, sizes: list[int]) -> Sequence[Tensor]:
-        return _split_apart(_narrow(self._ids, self._first_id, sum(sizes)), sizes)
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Edges of each relation."""
+        # Of a hundred relations, NumPy adds up faster than Python.
+        sizes: list[int] = self._counts.sum(0).tolist()
+        return sizes
+
+    def _split_ids(self) -> Sequence[Tensor]:
+        return _split_apart(_narrow(self._ids, self._first_id, sum(self.sizes)), self.sizes)
 
 
 def _list_counts(names: Sequence[Any], counts: np.ndarray) -> dict[Any, list[int]]:
@@ -110,7 +114,8 @@ class GeneralSample:
         packed: Edges of all relations, if they share memory.
         sizes: Nodes of each type; empty if they are not known.
         num_together: Nodes of all batches that share `memory`.
-        starts: Words by which rows of all these batches are read, see `list_layout`; None if they are not known.
+        starts, edge_starts: Words by which rows of the nodes, and of the edges, of all these batches are read, see
+            `list_layout`; None if they are not known.
         seed_time: Times of the seeds as given, int64 on the device; None if they are not there.
         ends: Local ids of the ends of links that a plan on a GPU has drawn; None for other seeds.
     """
@@ -130,6 +135,7 @@ class GeneralSample:
     sizes: dict[str, int] = field(default_factory=dict)
     num_together: int = 0
     starts: Tensor | None = None
+    edge_starts: Tensor | None = None
     seed_time: Tensor | None = None
     ends: PlacedEnds | None = None
 
@@ -193,12 +199,14 @@ def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Distinct edges by target, then source; and the first place of each."""
     if not row.numel():
         return row, col, row
-    order = row.sort(stable=True).indices
-    order = order[col[order].sort(stable=True).indices]
-    row, col = row[order], col[order]
-    is_first = torch.ones_like(row, dtype=torch.bool)
-    is_first[1:] = (row[1:] != row[:-1]) | (col[1:] != col[:-1])
-    return row[is_first], col[is_first], order[is_first]
+    # Both ends in one number: local ids take 31 bits.
+    ends, order = ((col << 32) | row).sort(stable=True)
+    is_first = torch.ones_like(ends, dtype=torch.bool)
+    torch.ne(ends[1:], ends[:-1], out=is_first[1:])
+    # A GPU is waited for once.
+    places = is_first.nonzero().view(-1)
+    ends = ends[places]
+    return ends & 0xFFFFFFFF, ends >> 32, order[places]
 
 
 def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node_counts: np.ndarray,
@@ -215,15 +223,40 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
         num_batches: Batches, G.
         max_degree: See `GeneralSample`.
         has_hops: True for batches of the edges of their hops, False for batches of the edges among their nodes.
-        words: Sizes of what follows the nodes: `starts`, and then times of the seeds of each batch.
+        words: Sizes of what follows the nodes: `starts`, `edge_starts`, and then times of the seeds of each batch.
     """
     types, relations = topo.node_types, topo.edge_types
     nodes, ends, edge_ids = outputs
     sampled_nodes = node_counts.T.tolist()
     sizes = [*map(sum, sampled_nodes)]
     num_types, num_together = len(types), sum(sizes)
+    # Parts of one type are viewed in the time that it takes to put it off.
+    is_single = num_types == len(relations) == num_batches == 1
+    heads = [num_together] * (1 + disjoint) if is_single else [num_together * (1 + disjoint)]
     # All that follows the nodes, in one step.
-    parts = split_parts(nodes, [2 * num_together if disjoint else num_together, *words])[1:] if words else ()
+    parts = split_parts(nodes, [*heads, *words]) if words or is_single else ()
+    starts, edge_starts, *times = parts[len(heads) :] or (None, None)
+    if is_single:
+        (kind,), (relation,), num_pairs = types, relations, edge_ids.shape[0]
+        pair = ends.view(2, -1) if num_pairs else ends.as_strided((2, 0), (1, 1))
+        of_hops, of_edges = sampled_nodes[0], num_edges[:, 0].tolist()
+        return [GeneralSample(
+            node={kind: parts[0]},
+            edge_index={relation: pair},
+            edge={relation: edge_ids},
+            batch={kind: parts[1]} if disjoint else None,
+            num_sampled_nodes={kind: of_hops} if has_hops else None,
+            num_sampled_edges={relation: of_edges} if has_hops else None,
+            memory=outputs,
+            max_degree=max_degree,
+            num_seeds={kind: of_hops[0]},
+            packed=PackedEdges(relations, ends, edge_ids, num_edges, types, node_counts),
+            sizes={kind: num_together},
+            num_together=num_together,
+            starts=starts,
+            edge_starts=edge_starts,
+            seed_time=times[0] if times else None,
+        )]  # fmt: skip
     samples, begin, first = [], (0, 0), 0
     counts, of_nodes, own_sizes, own_counts = num_edges, node_counts, sizes, sampled_nodes
     for number in range(num_batches):
@@ -249,8 +282,9 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             packed=edges,
             sizes=dict(zip(types, own_sizes, strict=True)),
             num_together=num_together,
-            starts=parts[0] if words else None,
-            seed_time=parts[1 + number] if len(parts) > 1 + number else None,
+            starts=starts,
+            edge_starts=edge_starts,
+            seed_time=times[number] if number < len(times) else None,
         ))  # fmt: skip
     return samples
 

@@ -44,7 +44,7 @@ def write(folder, graph, num_parts, method="hash"):
 def as_lists(sample):
     found = {}
     # How a batch lies in memory, and the order of types, are no part of what it is.
-    for name in vars(sample).keys() - {"packed", "sizes", "num_together", "starts", "seed_time"}:
+    for name in vars(sample).keys() - {"packed", "sizes", "num_together", "starts", "edge_starts", "seed_time"}:
         value = getattr(sample, name)
         found[name] = value if name != "memory" else len(value)
         if isinstance(value, dict):

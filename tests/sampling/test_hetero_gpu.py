@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import accumulate, chain
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given, strategies as st
 from pyg_direct.errors import IdError, MemoryLimitError
 from pyg_direct.kernels.local_ids import sorted_buckets
 from pyg_direct.kernels.local_ids.bitmap import WORD
+from pyg_direct.ops.rows.gather_rows import list_layout
 from pyg_direct.runtime.cuda.graph_capture import waits_refused
 from pyg_direct.sampling import captured_plan, hetero_gpu
 from pyg_direct.sampling.hetero_plan import GeneralPlan
@@ -125,6 +127,28 @@ def test_fewer_batches_than_a_plan_samples_together_use_it_too(device, name):
 
     # Those that share a bitmap are sampled one after the other.
     assert list(plan._captured) == [(3 if plan.disjoint else 1, False)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_batch_brings_the_words_by_which_its_rows_are_read(device, name):
+    times, weighted, options = KINDS[name]
+    plan = make_plan(make_parts(times=times, weighted=weighted), device, FANOUTS, options)
+    request = as_tensors({"author": [1, 4], "paper": [3]}, device), as_tensors({"author": [4, 9], "paper": [8]}, device)
+
+    samples = plan.sample_together([request, request], [1, 2])
+
+    groups = [samples] if plan.disjoint else [[sample] for sample in samples]
+    for group in groups:
+        nodes, _, ids = group[0].memory
+        for words, parts, whole in (
+            (group[0].starts, [own.node.values() for own in group], nodes),
+            (group[0].edge_starts, [own.edge.values() for own in group], ids),
+        ):
+            sizes = [part.numel() for own in parts for part in own]
+            begins = [*accumulate(sizes, initial=0)]
+            assert words.tolist() == list_layout(begins[:-1], sizes)
+            for part, begin, size in zip(chain.from_iterable(parts), begins, sizes, strict=False):
+                assert torch.equal(whole[begin : begin + size], part)
 
 
 @pytest.mark.parametrize("is_there", [False, True])

@@ -389,8 +389,8 @@ def export_typed_batch_gpu(state, num_hops, num_stages, num_classes, num_entries
     """The batch by class and entry, hop after hop within each.
 
     `out_nodes` gets nodes, and their trees if there are any. The first node of each class and the end of the last
-    follow, then a zero for each class, and `num_times` times of seeds. Pairs have sources of edges first. Edges have as
-    many stages as hops, and stand in order; or one, of the places that `order` lists.
+    follow, then a zero for each class; the same of edges by entry; and `num_times` times of seeds. Pairs have sources
+    of edges first. Edges have as many stages as hops, and stand in order; or one, of the places that `order` lists.
     """
     first = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     step = np.int64(cuda.gridDim.x) * THREADS
@@ -405,16 +405,20 @@ def export_typed_batch_gpu(state, num_hops, num_stages, num_classes, num_entries
             out_nodes[num_nodes + at] = trees[i]
         i += step
     rest = 2 * num_nodes if trees.shape[0] > 0 else num_nodes
+    edge_totals, id_starts = (num_hops + 2) * num_classes, num_classes + 1
+    of_edges = 2 * num_classes + 1
+    of_times = of_edges + 2 * num_entries + 1
     i = first
-    while i < 2 * num_classes + 1 + num_times:
+    while i < of_times + num_times:
         word = np.int64(0)
         if i <= num_classes:
             word = outputs[i]
-        elif i > 2 * num_classes:
-            word = seed_times[i - 2 * num_classes - 1]
+        elif i >= of_times:
+            word = seed_times[i - of_times]
+        elif i >= of_edges and i - of_edges <= num_entries:
+            word = outputs[id_starts + i - of_edges]
         out_nodes[rest + i] = word
         i += step
-    edge_totals, id_starts = (num_hops + 2) * num_classes, num_classes + 1
     pair_starts = id_starts + num_entries + 1
     e = first
     while e < out_ids.shape[0]:

@@ -105,9 +105,7 @@ class Attributes(PlacedRows):
             check_rows(f"data.{key}", len(data[key]), kind, counts.get(kind, 0))
         rankings = {key: topology if kind == "node" else edges for key, kind in with_frames.items()}
         self._place_all({key: data[key] for key in kinds}, kinds, rankings)
-        self._groups = group_narrow(self._node)
-        grouped = {name for group in self._groups for name in group.names}
-        self._single = {name: feature for name, feature in self._node.items() if name not in grouped}
+        self._of_nodes, self._of_edges = RowsAlike(self._node), RowsAlike(self._edge)
         # Afterwards: moving rows may write to them.
         self.marks = Marks(data)
         # Other slicers may return any object.
@@ -149,15 +147,10 @@ class Attributes(PlacedRows):
             (rows of each sample by attribute; the tensors that own their memory)
         """
         memory: list[Tensor] = []
-        of_nodes: dict[str, Tensor] = {}
-        for narrow in self._groups:
-            of_nodes |= narrow.read(group.n_id, memory)
-        single = {key: feature.read(group.n_id) for key, feature in self._single.items()}
         edges = group.e_id if self._places is None or not self._edge else self._places[group.e_id]
-        of_edges = {key: feature.read(edges) for key, feature in self._edge.items()}
-        memory += [*single.values(), *of_edges.values()]
+        of_nodes, of_edges = self._of_nodes.read(group.n_id, memory), self._of_edges.read(edges, memory)
         found: list[dict[str, Tensor]] = [{} for _ in group]
-        for rows_of, counts in ((of_nodes | single, group.node_counts), (of_edges, group.edge_counts)):
+        for rows_of, counts in ((of_nodes, group.node_counts), (of_edges, group.edge_counts)):
             for key, rows in rows_of.items():
                 # Not views: writes to one batch do not count for another.
                 for own, part in zip(found, torch.unsafe_split_with_sizes(rows, counts), strict=True):
@@ -204,23 +197,39 @@ class Attributes(PlacedRows):
     def _read_alone(self, store: dict[str, Any], sample: Sample, checked: bool, shared: Mapping[str, SharedRows],
                     held: list[Any]) -> None:  # fmt: skip
         """Read the rows of a sample into the attributes of its batch; see `build`."""
-        if checked:
-            for group in self._groups:
-                for key, rows in group.read(sample.n_id, held).items():
-                    if key in store:
-                        store[key] = rows
-        for key, feature in (self._single if checked else self._node).items():
-            if key in shared:
-                store[key] = shared[key].read(sample.n_id)
-                held.append(store[key])
-            elif key in store:
-                store[key] = feature.read(sample.n_id) if checked else feature[sample.n_id]
-                held.append(store[key])
         edges = sample.e_id if self._places is None else self._places[sample.e_id]
-        for key, feature in self._edge.items():
-            if key in store:
-                store[key] = feature.read(edges) if checked else feature[edges]
-                held.append(store[key])
+        for ids, alike, features in ((sample.n_id, self._of_nodes, self._node), (edges, self._of_edges, self._edge)):
+            if not checked:
+                store.update((key, feature[ids]) for key, feature in features.items() if key in store)
+            elif store.keys() >= features.keys():
+                store.update(alike.read(ids, held, shared))
+            else:
+                # The program has removed attributes since they were placed.
+                store.update((key, feature.read(ids)) for key, feature in features.items() if key in store)
+
+
+class RowsAlike:
+    """Features that are read by the same ids, short rows in one launch."""
+
+    def __init__(self, features: Mapping[str, Feature]) -> None:
+        self._groups = group_narrow(features)
+        grouped = {name for group in self._groups for name in group.names}
+        self._single = {name: feature for name, feature in features.items() if name not in grouped}
+
+    def read(self, ids: Tensor, memory: list[Any], shared: Mapping[str, SharedRows] = MappingProxyType({})
+             ) -> dict[str, Tensor]:  # fmt: skip
+        """Return the rows of ids that a sampler made, by name.
+
+        Args:
+            memory: Receives the tensors that own the memory of all rows.
+            shared: Rows that were read already, together with other batches.
+        """
+        found = {key: shared[key].read(ids) if key in shared else feature.read(ids)
+                 for key, feature in self._single.items()}  # fmt: skip
+        memory += found.values()
+        for group in self._groups:
+            found.update(group.read(ids, memory))
+        return found
 
 
 def _slice_sampled(kind: str, slicer: Slicer, places: Tensor | None, value: Any, sample: Sample) -> Any:

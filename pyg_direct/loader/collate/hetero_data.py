@@ -135,19 +135,23 @@ class HeteroAttributes(PlacedRows):
         self._place_all(values, kinds, ranked)
         # Afterwards: moving rows may write to them.
         self.marks = Marks(data)
-        self._typed = None if topology is None else TypedRows(self._node, topology.node_types)
-        together = set() if self._typed is None else self._typed.names
+        # Readers of the nodes of all types, and of the edges of all relations.
+        self._typed: list[TypedRows] = []
+        if topology is not None:
+            of_edges = {name: feature for name, feature in self._edge.items() if name[0] not in self._places}
+            self._typed = [TypedRows(self._node, topology.node_types), TypedRows(of_edges, topology.edge_types)]
+        self._together = {name for typed in self._typed for name in typed.names}
         for kind, key in (*values, *self._others):
             self._keys.setdefault(kind, []).append(key)
-            if (kind, key) not in together:
+            if (kind, key) not in self._together:
                 self._keys_beside.setdefault(kind, []).append(key)
-        # Relations as batches have them, for a graph whose relations have no rows, sparse matrices or ids. `marks`
-        # notices changes of what they hold.
+        # Relations as batches have them, for a graph whose relations have no sparse matrices or ids, and rows in memory
+        # alone. `marks` notices changes of what they hold.
         self._source = weakref.ref(data)
         self._relations: list[Form] | None = None
-        if all("edge_index" in store and not _NOT_BARE & store._mapping.keys() and kind not in self._keys
-               for kind, store in data.edge_items()):  # fmt: skip
-            self._relations = [Form.of(*item) for item in data.edge_items()]
+        if all("edge_index" in store and not _NOT_BARE & store._mapping.keys() for store in data.edge_stores) \
+                and not any(kind in data._edge_store_dict for kind, _ in self._others):  # fmt: skip
+            self._relations = [Form.of(kind, store, self._keys.get(kind, ())) for kind, store in data.edge_items()]
         # Likewise node types, in the order of samples, if all attributes are rows in memory. Changes of values are not
         # looked for if processes share rows.
         self._types: list[Form] | None = None
@@ -184,17 +188,26 @@ class HeteroAttributes(PlacedRows):
         return placed
 
     def read_together(self, outs: Sequence[HeteroSamplerOutput]) -> list[Read]:
-        """Read rows of nodes for batches that were sampled together, if few launches can read the rows of all."""
+        """Read rows of nodes and edges for batches that were sampled together, if few launches can read the rows of
+        all.
+        """
         packed = [out.packed for out in outs if isinstance(out, PackedOutput)]
         samples = [sample for sample in packed if sample is not None]
-        if self._typed is None or not self._typed.names or len(samples) < len(outs):
+        edges = [sample.packed for sample in samples if sample.packed is not None]
+        if not self._together or len(edges) < len(outs):
             return [NOTHING] * len(outs)
-        nodes, sizes = samples[0].memory[0], [size for sample in samples for size in _count_nodes(sample)]
-        num_nodes = sum(sizes)
-        if samples[0].num_together != num_nodes or any(sample.memory[0] is not nodes for sample in samples):
+        first = samples[0]
+        nodes, _, edge_ids = first.memory
+        sizes = [size for sample in samples for size in _count_nodes(sample)]
+        if first.num_together != sum(sizes) or any(sample.memory[0] is not nodes for sample in samples):
             # Each batch has its own memory, or some batches that share it are missing here.
             return [NOTHING] if len(outs) == 1 else [self.read_together([out])[0] for out in outs]
-        rows, shared = self._typed.read(nodes, sizes, samples[0].starts)
+        of_nodes, of_edges = self._typed
+        rows, shared = of_nodes.read(nodes, sizes, first.starts)
+        if of_edges.names:
+            counts = [size for own in edges for size in own.sizes]
+            edge_rows, more = of_edges.read(edge_ids, counts, first.edge_starts)
+            rows, shared = [*map(_join, rows, edge_rows)], [*shared, *more]
         return [(own, shared) for own in rows]
 
     def build(self, data: HeteroData, out: HeteroSamplerOutput, *, checked: bool = True,
@@ -219,21 +232,25 @@ class HeteroAttributes(PlacedRows):
         rows, shared = read
         made += shared
         none, make = self._none, None
+        together = self._together if shared else ()
         if notes and packed is not None and self._relations is not None and self._is_plain(data, packed, out):
-            make = partial(_make_relations, self._relations, packed)
-        if packed is not None and make is not None and self._types is not None and self._is_whole(out, packed):
+            types = self._types if self._types is not None and self._is_whole(out, packed) else None
             # Rows that were read together are viewed at the first use.
-            if (0 if not shared or self._typed is None else len(self._typed.names)) < len(self._node):
-                beside = {name: feature.read(out.node[name[0]]) for name, feature in self._node.items()
-                          if name not in rows}  # fmt: skip
+            if len(together) < len(self._node) + len(self._edge):
+                beside = {name: feature.read(ids[name[0]])
+                          for ids, features in (({} if types is None else out.node, self._node), (out.edge, self._edge))
+                          for name, feature in features.items() if name[0] in ids and name not in together}  # fmt: skip
                 rows, made = {**rows, **beside}, [*made, *beside.values()]
-            if memory is not None:
-                memory += made
-            return _compose(data, self._types, out, packed, rows, make)
+            make = partial(_make_relations, self._relations, packed, rows)
+            if types is not None:
+                if memory is not None:
+                    memory += made
+                return _compose(data, types, out, packed, rows, make)
         is_plain, batch = make is not None, _copy_stores(data, make)
-        nodes, keys = batch._node_store_dict, self._keys_beside if rows else self._keys
+        nodes, keys = batch._node_store_dict, self._keys_beside if together else self._keys
+        known = nodes if is_plain else {**nodes, **batch._edge_store_dict}
         for (kind, key), value in rows.items():
-            mapping = nodes[kind]._mapping if kind in nodes else {}
+            mapping = known[kind]._mapping if kind in known else {}
             if key in mapping:
                 mapping[key] = value
         for kind, store in nodes.items():
@@ -266,7 +283,7 @@ class HeteroAttributes(PlacedRows):
         return batch
 
     def _is_plain(self, data: HeteroData, packed: GeneralSample, out: HeteroSamplerOutput) -> bool:
-        """Report whether relations get nothing but their edges, the ids of edges, and counts, in the sample's order."""
+        """Report whether relations get their edges, the ids of edges, counts and rows, in the sample's order."""
         source: Any = self._source()
         # Lists: names that are one object are equal without a look at them.
         return (packed.packed is not None and source is data
@@ -323,6 +340,11 @@ def note_typed(batch: Any, out: HeteroSamplerOutput, has_edges: bool = False) ->
             store["num_sampled_edges"] = counts
     for kind in out.orig_row or {}:
         batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])
+
+
+def _join(rows: Mapping[Any, Tensor], more: Mapping[Any, Tensor]) -> LazyDict[Any, Tensor]:
+    """Join rows of nodes and of edges, which are viewed at the first use."""
+    return LazyDict(lambda: {**rows, **more})
 
 
 def _count_nodes(sample: GeneralSample) -> Iterable[int]:
@@ -398,8 +420,9 @@ def _copy_stores(data: HeteroData, make: Callable[[weakref.ref[Any]], dict[Any, 
     return batch
 
 
-def _make_relations(relations: Sequence[Form], sample: GeneralSample, parent: weakref.ref[Any]) -> dict[Any, Any]:
-    """Make the relations of a batch, with the edges of a sample, their ids and counts."""
+def _make_relations(relations: Sequence[Form], sample: GeneralSample, rows: Mapping[Any, Tensor],
+                    parent: weakref.ref[Any]) -> dict[Any, Any]:  # fmt: skip
+    """Make the relations of a batch, with the edges of a sample, their ids, counts and rows."""
     assert sample.packed is not None
     made: dict[Any, Any] = {}
     # Without a call, a look-up or a copy for each relation, of which there may be a hundred.
@@ -407,13 +430,15 @@ def _make_relations(relations: Sequence[Form], sample: GeneralSample, parent: we
     if type(sample.edge_index) is not LazyDict or type(sample.edge) is not LazyDict:
         # Tensors that the program has are those of its batch, whose writes torch counts.
         columns = sample.edge_index.values(), sample.edge.values(), columns[2]
-    for (kind, cls, values, given, _, _, _), pair, ids, counts in zip(relations, *columns, strict=True):
+    for (kind, cls, values, given, keys, _, _), pair, ids, counts in zip(relations, *columns, strict=True):
         made[kind] = store = cls.__new__(cls)
         own = store.__dict__
         own.update(values)
         own["_parent"] = parent
         own["_mapping"] = mapping = given.copy()
         mapping["edge_index"] = pair
+        for key, name in keys:
+            mapping[key] = rows[name]
         mapping["e_id"] = ids
         mapping["num_sampled_edges"] = counts
     return made

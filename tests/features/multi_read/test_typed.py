@@ -84,7 +84,7 @@ def test_batches_have_the_same_rows(option, super_batch, monkeypatch):
         return loader
 
     with monkeypatch.context() as patch:
-        patch.setattr(TypedRows, "read", lambda typed, ids, sizes, *_: ([{}] * (len(sizes) // 4), []))
+        patch.setattr(TypedRows, "read", lambda typed, ids, sizes, *_: ([{}] * (len(sizes) // len(typed._types)), []))
         expected = list_epoch(make())
     read = []
     real = TypedRows.read
@@ -95,7 +95,8 @@ def test_batches_have_the_same_rows(option, super_batch, monkeypatch):
     assert got == expected
     # Edges that were merged are packed no more, and induced batches are made one by one.
     calls = {"bidirectional": 0, "induced": 6}.get(option, 6 if super_batch == 1 else 2)
-    assert len(read) == calls
+    # Of nodes and of edges.
+    assert len(read) == 2 * calls
     assert all(number >= 4 for number in read)
 
 

@@ -57,7 +57,8 @@ def test_with_all_neighbors_it_is_the_batch_of_pyg(real_device, subgraph_type):
 
 
 @pytest.mark.parametrize("disjoint", [False, True])
-@pytest.mark.parametrize("own", [None, "e_id", "num_sampled_edges", "n_id", "num_nodes", "name", "batch"])
+@pytest.mark.parametrize("own", [None, "e_id", "num_sampled_edges", "n_id", "num_nodes", "name", "batch", "rows", "row",
+                                 "rows and tags"])  # fmt: skip
 def test_batches_have_the_values_that_they_have_where_samples_pass_the_program(real_device, own, disjoint):
     data = make_hetero()
     for store in data.edge_stores:
@@ -69,6 +70,13 @@ def test_batches_have_the_values_that_they_have_where_samples_pass_the_program(r
         count = store.num_nodes
         if own in ("n_id", "num_nodes", "name", "batch"):
             store[own] = {"num_nodes": count, "name": "a name"}.get(own, torch.arange(count) + 7)
+        if own == "rows and tags":
+            store.tags = [f"tag {number}" for number in range(count)]
+    for number, store in enumerate(data.edge_stores):
+        if own in ("rows", "rows and tags") or (own == "row" and number == 0):
+            store.weight = torch.arange(store.num_edges) / 4 + number
+            store.time = torch.arange(store.num_edges) * 3 + number
+            store.wide = torch.arange(4 * store.num_edges).view(-1, 2, 2)
     options = {"input_nodes": SEEDS, "batch_size": 4, "seed": 0, "device": real_device,
                "disjoint": disjoint}  # fmt: skip
 
