@@ -122,7 +122,8 @@ class Model(nn.Module):
         for name, times in batch.time_dict.items():
             days = (seed_time[batch[name].batch] - times) / DAY
             x_dict[name] = x_dict[name] + self.lins[name](self.times[name](days))
-        for conv, norms in zip(self.convs, self.norms, strict=True):
+        layers: Any = zip(self.convs, self.norms, strict=True)
+        for conv, norms in layers:
             x_dict = {name: norms[name](x).relu() for name, x in conv(x_dict, batch.edge_index_dict).items()}
         return self.head(x_dict[kind][: seed_time.size(0)])
 
@@ -148,7 +149,7 @@ class SampledNodes(NodeLoader):
         return self.filter_fn(out)
 
 
-class LinkBatches(torch.utils.data.DataLoader):
+class LinkBatches(torch.utils.data.DataLoader[Any]):
     """Batches of links: the neighborhoods of their sources, of their targets and of as many random ones."""
 
     def __init__(self, data: HeteroData, links: Tensor, times: Tensor, **kwargs: Any) -> None:
@@ -156,7 +157,8 @@ class LinkBatches(torch.utils.data.DataLoader):
                                   share_memory=kwargs["num_workers"] > 0)  # fmt: skip
         self.parts = {kind: SampledNodes(data, sampler, kind) for kind in ("customer", "product")}
         self.links, self.times, self.num_targets = links, times, data["product"].num_nodes
-        super().__init__(range(len(times)), collate_fn=self.sample, **kwargs)
+        numbers: Any = range(len(times))
+        super().__init__(numbers, collate_fn=self.sample, **kwargs)
 
     def sample(self, index: list[int]) -> tuple[HeteroData, HeteroData, HeteroData]:
         """Return three neighborhoods, at the times of the links."""
