@@ -196,7 +196,9 @@ class TestGroupsThatGrow:
 
             assert first == expected
             assert second != first
-            assert sizes == [1, 2, 3] * 2
+            # On a GPU only batches of trees are sampled together by default.
+            is_grouped = real_device.type == "cpu" or option in ("disjoint", "times")
+            assert sizes == ([1, 2, 3] * 2 if is_grouped else [])
 
     def test_two_epochs_are_those_of_any_size(self, real_device):
         alone, sixteen = (make_loader(real_device, super_batch=size) for size in (1, 16))
