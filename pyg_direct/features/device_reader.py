@@ -219,7 +219,7 @@ class GpuDirectReader:
             raise DeviceError(f"PYG_DIRECT_GPU_DIRECT must be 0 where kvikio cannot be loaded, got 1: {error}; install "
                               "what is missing, or unset it") from error  # fmt: skip
         # One thread of kvikio, its default, would wait for one request at a time.
-        if "KVIKIO_NTHREADS" not in os.environ and kvikio.defaults.get("num_threads") < MOST_IN_FLIGHT:
+        if "KVIKIO_NTHREADS" not in os.environ and kvikio.defaults.get("num_threads") == 1:
             kvikio.defaults.set("num_threads", MOST_IN_FLIGHT)
         try:
             # Not by its path, which may name another file by now.

@@ -205,7 +205,9 @@ class Attributes(PlacedRows):
                 store.update(alike.read(ids, held, shared))
             else:
                 # The program has removed attributes since they were placed.
-                store.update((key, feature.read(ids)) for key, feature in features.items() if key in store)
+                rows = {key: feature.read(ids) for key, feature in features.items() if key in store}
+                store.update(rows)
+                held += rows.values()
 
 
 class RowsAlike:

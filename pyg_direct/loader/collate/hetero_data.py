@@ -146,11 +146,12 @@ class HeteroAttributes(PlacedRows):
             if (kind, key) not in self._together:
                 self._keys_beside.setdefault(kind, []).append(key)
         # Relations as batches have them, for a graph whose relations have no sparse matrices or ids, and rows in memory
-        # alone. `marks` notices changes of what they hold.
+        # alone. `marks` notices changes of what they hold, except of rows that processes share.
         self._source = weakref.ref(data)
         self._relations: list[Form] | None = None
-        if all("edge_index" in store and not _NOT_BARE & store._mapping.keys() for store in data.edge_stores) \
-                and not any(kind in data._edge_store_dict for kind, _ in self._others):  # fmt: skip
+        if (not (sharing and self._edge)
+                and all("edge_index" in store and not _NOT_BARE & store._mapping.keys() for store in data.edge_stores)
+                and not any(kind in data._edge_store_dict for kind, _ in self._others)):  # fmt: skip
             self._relations = [Form.of(kind, store, self._keys.get(kind, ())) for kind, store in data.edge_items()]
         # Likewise node types, in the order of samples, if all attributes are rows in memory. Changes of values are not
         # looked for if processes share rows.

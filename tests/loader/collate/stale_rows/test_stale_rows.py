@@ -392,6 +392,47 @@ class TestRowsWrittenBack:
             warnings.simplefilter("error", LoaderWarning)
             train(loader, lambda batch, _: None)
 
+    def test_attributes_removed_and_added_beside_shared_rows_are_followed(self):
+        data = make_typed()
+        data[RELATIONS[0]].w = torch.ones(300)
+        loader = NeighborLoader(data, [3, 2], "a", batch_size=8, device="cpu", prefetch=0,
+                                cache_policy="device_replicate")  # fmt: skip
+        batches = iter(loader)
+        first = next(batches)
+        del data[RELATIONS[0]].w
+        data[RELATIONS[1]].note = 5
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LoaderWarning)
+            batch = next(batches)
+
+        assert "w" in first[RELATIONS[0]]
+        assert "w" not in batch[RELATIONS[0]]
+        assert batch[RELATIONS[1]].note == 5
+
+    def test_rows_stay_noted_as_memory_of_their_batch_after_an_attribute_was_removed(self):
+        data = make_data()
+        loader = NeighborLoader(data, [3, 2], batch_size=8, device="cpu", prefetch=0, cache_policy="device_replicate")
+        build, noted = loader._build_sample, []
+
+        def build_as_on_a_gpu(sample, positions, shared, _):
+            sample.memory, memory = [sample.n_id], []
+            noted.append(memory)
+            return build(sample, positions, shared, memory)
+
+        loader._build_sample = build_as_on_a_gpu
+        batches = iter(loader)
+        first = next(batches)
+        del data.y
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LoaderWarning)
+            batch = next(batches)
+
+        assert "y" in first
+        assert "y" not in batch
+        for made, memory in zip((first, batch), noted, strict=True):
+            owners = {value.untyped_storage().data_ptr() for value in memory}
+            assert {value.untyped_storage().data_ptr() for value in (made.x, made.edge_attr)} <= owners
+
     # In one memory a write of the other process is found when an epoch begins, as one that torch does not count is.
     @pytest.mark.parametrize(("cold", "of_others"), [("unified", 1), ("shard", 0)])
     def test_those_that_processes_share_are_told_once(self, cold, of_others):
