@@ -77,6 +77,18 @@ def find_slope(act: Any) -> float | None:
     return float(getattr(act, "negative_slope", 0.0))
 
 
+def read_ends(given: Any) -> tuple[Any, Any]:
+    """Return the rows of sources and of targets that `propagate` takes: a tensor is both; None for unknown ones."""
+    if isinstance(given, Tensor):
+        return given, given
+    return tuple(given) if isinstance(given, (tuple, list)) and len(given) == 2 else (None, None)
+
+
+def finish_sum(module: Any, known: KnownTargets, out: Tensor) -> Tensor:
+    """Divide sums by the numbers of edges of each target if the layer takes means."""
+    return (out * known.scale(len(out), out)).to(out.dtype) if type(module.aggr_module) is aggr.MeanAggregation else out
+
+
 def is_given(known: KnownTargets, *given: Any) -> bool:
     """Report whether all of these are rows of one dtype that has operators, on the device of the edges."""
     return all(isinstance(rows, Tensor) and rows.dim() == 2 and rows.dtype == given[0].dtype and rows.dtype in DTYPES

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules import module as modules
 from torch_geometric.nn import conv
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.nn.models import MLP
@@ -122,7 +123,13 @@ def is_linear(module: Any) -> bool:
 def has_hooks(module: Any) -> bool:
     """Report whether a hook reads the inputs or outputs of a module."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-                or module._backward_pre_hooks)  # fmt: skip
+                or module._backward_pre_hooks or has_global_hooks())  # fmt: skip
+
+
+def has_global_hooks() -> bool:
+    """Report whether a hook of torch reads the inputs or outputs of all modules."""
+    return bool(modules._global_forward_pre_hooks or modules._global_forward_hooks or modules._global_backward_pre_hooks
+                or modules._global_backward_hooks)  # fmt: skip
 
 
 def forget_trimming(model: torch.nn.Module) -> None:

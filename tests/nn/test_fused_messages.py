@@ -46,13 +46,11 @@ PLAIN = {
     "GENConv of powers": lambda: nn.GENConv(WIDTH, OUT, aggr="powermean", learn_p=True, p=1.5, num_layers=1),
     "GENConv of sums": lambda: nn.GENConv(WIDTH, OUT, aggr="add", num_layers=1),
     "GENConv of maxima": lambda: nn.GENConv(WIDTH, OUT, aggr="max", num_layers=1),
-    "EdgeConv": lambda: nn.EdgeConv(network(ReLU())),
-    "EdgeConv of a matrix": lambda: nn.EdgeConv(nn.Linear(2 * WIDTH, OUT)),
+    "EdgeConv of a matrix": lambda: nn.EdgeConv(nn.Linear(2 * WIDTH, OUT), aggr="add"),
     "EdgeConv of sums": lambda: nn.EdgeConv(network(ReLU()), aggr="add"),
     "EdgeConv of means": lambda: nn.EdgeConv(network(LeakyReLU(0.1)), aggr="mean"),
     "EdgeConv of activated means": lambda: nn.EdgeConv(Sequential(Linear(2 * WIDTH, OUT), ReLU()), aggr="mean"),
     "EdgeConv of two matrices": lambda: nn.EdgeConv(network(), aggr="add"),
-    "EdgeConv of norms": lambda: nn.EdgeConv(network(BatchNorm1d(6), Tanh())),
 }
 LAYERS = {**WITH_ROWS, **PLAIN}
 
@@ -220,3 +218,98 @@ def test_hooks_see_messages(real_device, name, fused):
     assert_near(run(fast, x, args), run(layer, x, args), rtol=1e-9, atol=1e-10)
     assert len(seen) == 1
     assert not fused
+
+
+# Also networks of several steps, and maxima, which gain nothing.
+@pytest.mark.parametrize("make", [lambda: nn.EdgeConv(network(ReLU())),
+                                  lambda: nn.EdgeConv(network(BatchNorm1d(6), Tanh()), aggr="add"),
+                                  lambda: nn.EdgeConv(network(ReLU(), Linear(6, 6)), aggr="add")])  # fmt: skip
+def test_other_networks_of_edges_run_over_rows_of_edges(device, make, fused):
+    layer, fast, x, args = give("", device, make=make)
+
+    assert_near(run(fast, x, args), run(layer, x, args), rtol=1e-9, atol=1e-10)
+    assert fused == []
+
+
+class EdgesOfOne(nn.EdgeConv):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+
+class GenOfOne(nn.GENConv):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x, edge_attr=None)
+
+
+class MatricesOfOne(nn.NNConv):
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+
+@pytest.mark.parametrize(("name", "make"), [
+    ("EdgeConv of sums", lambda: EdgesOfOne(network(ReLU()), aggr="add")),
+    ("GENConv of sums", lambda: GenOfOne(WIDTH, WIDTH, aggr="add")),
+    ("NNConv", lambda: MatricesOfOne(WIDTH, OUT, of_edges(ReLU()))),
+])  # fmt: skip
+def test_rows_of_both_ends_may_be_one_tensor(device, name, make, fused):
+    layer, fast, x, args = give(name, device, make=make)
+
+    assert_near([fast(x, *args)], [layer(x, *args)], rtol=1e-9, atol=1e-10)
+    assert fused == [1]
+
+
+def test_few_edges_of_many_nodes_get_a_matrix_each(device, fused):
+    layer = nn.NNConv(WIDTH, OUT, of_edges(ReLU())).to(device)
+    fast = copy.deepcopy(layer)
+    accelerate(fast)
+    edges = torch.stack([torch.randint(9000, (40,)), torch.randint(9000, (40,)).sort().values]).to(device)
+    register_sorted(edges, [9000, 0], [40])
+    x, along = torch.randn(9000, WIDTH, device=device), torch.randn(40, 3, device=device)
+
+    assert_near([fast(x, edges, along)], [layer(x, edges, along)], rtol=1e-5, atol=1e-6)
+    assert fused == []
+
+
+@pytest.mark.parametrize("offset", [1e2, 1e4])
+def test_a_common_offset_of_rows_costs_edges_no_digits(device, offset, fused):
+    layer, fast, x, args = give("EdgeConv of sums", device, torch.float32)
+    with torch.no_grad():
+        for one in (layer, fast):
+            one.nn[0].weight[:, :WIDTH] = 0
+    exact = copy.deepcopy(layer).double()(x.double() + offset, *args)
+
+    errors = [(one(x + offset, *args).double() - exact).abs().max() for one in (fast, layer)]
+
+    assert fused == [1]
+    # Rows themselves are rounded to float32.
+    assert errors[0] <= 4 * errors[1] + 1e-5
+
+
+def test_rows_of_edges_of_another_dtype_are_left_to_pyg(device, fused):
+    layer, fast, x, args = give("ResGatedGraphConv of edges", device, torch.float32)
+    args[1] = args[1].half()
+
+    assert_near([fast(x, *args)], [layer(x, *args)], rtol=1e-5, atol=1e-6)
+    assert fused == []
+
+
+def test_sums_of_edges_have_the_dtype_of_pyg_under_autocast(device, fused):
+    layer, fast, x, args = give("EdgeConv of sums", device, torch.float32)
+
+    with torch.autocast(device.type, torch.bfloat16):
+        assert fast(x, *args).dtype == layer(x, *args).dtype == torch.bfloat16
+    assert fused == [1]
+
+
+def test_hooks_of_all_modules_see_those_of_pyg(device, fused):
+    layer, fast, x, args = give("EdgeConv of sums", device)
+    seen = {one: [] for one in ("plain", "fast")}
+    for name, one in (("plain", layer), ("fast", fast)):
+        hook = torch.nn.modules.module.register_module_forward_hook(
+            lambda module, *_, name=name: seen[name].append(type(module).__name__)
+        )
+        one(x, *args)
+        hook.remove()
+
+    assert seen["fast"] == seen["plain"]
+    assert fused == []

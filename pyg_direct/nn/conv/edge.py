@@ -1,8 +1,8 @@
-"""EdgeConv over sorted edges: the first matrix of its network is multiplied by rows of nodes, not of edges.
+"""EdgeConv over sorted edges, if it sums: the first matrix of its network is multiplied by rows of nodes, not of edges.
 
-W1 x_i + W2 (x_j - x_i) is (W1 - W2) x_i + W2 x_j. A network may be this matrix, an activation and at most one more
-matrix. Then a sum of its results is the last matrix times the sum of activations, without a row for each edge. The rest
-of any other network runs over rows of edges.
+W1 x_i + W2 (x_j - x_i) is (W1 - W2) x_i + W2 x_j. The network may be this matrix, an activation and at most one more
+matrix. Then a sum of its results is the last matrix times the sum of activations, without a row for each edge. All rows
+are taken from their mean, so that a common offset, as of coordinates on a map, costs no digits.
 """
 
 from __future__ import annotations
@@ -17,62 +17,58 @@ from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.fused_messages import (
-    REDUCES,
     SUMS,
     find_changed,
     find_slope,
+    finish_sum,
     is_given,
     is_matrix,
     list_parts,
     pair_nodes,
+    read_ends,
 )
 from pyg_direct.ops.aggregate.sum_pairs import sum_affine
 
 
 def find_left(module: Any) -> str | None:
     """Return why options of an EdgeConv leave it to the operators of any layer."""
-    if not is_matrix(list_parts(module.nn)[0]):
-        return "its network does not begin with a matrix"
-    return find_changed(module, tuple(REDUCES))
+    first, slope, last = _read_network(module)
+    if not is_matrix(first) or slope is None or len(last) > 1 or not all(map(is_matrix, last)):
+        return "its network is not a matrix, an activation and a matrix"
+    return find_changed(module, SUMS)
+
+
+def _read_network(module: Any) -> tuple[Any, float | None, list[Any]]:
+    """Return the first part of the network, the slope of its activation, and the other parts; see `find_slope`."""
+    first, *rest = list_parts(module.nn)
+    if not rest or is_matrix(rest[0]):
+        return first, find_slope(None), rest
+    return first, find_slope(rest[0]), rest[1:]
 
 
 def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the aggregation of the network's results, `[T, F]`."""
-    parts, (rows, targets) = list_parts(self.nn), kwargs["x"]
-    first, rest = parts[0], parts[1:]
-    if not is_given(known, rows, targets) or 2 * rows.shape[1] != first.weight.shape[1]:
+    """Return the sum or mean of the network's results, `[T, F]`."""
+    rows, targets = read_ends(kwargs.get("x"))
+    first, slope, last = _read_network(self)
+    if slope is None or not is_given(known, rows, targets) or 2 * rows.shape[1] != first.weight.shape[1]:
         return None
-    if rows.shape[1] != targets.shape[1] or not known.fits(len(rows), len(targets)):
+    if rows.shape[1] != targets.shape[1] or not known.fits(len(rows), len(targets)) or len(targets) == 0:
         return None
     own, other = first.weight.chunk(2, dim=1)
-    shift, rows = F.linear(targets, own - other, first.bias), F.linear(rows, other)
-    slope, ends = find_slope(None), rest
-    if rest and not is_matrix(rest[0]):
-        slope, ends = find_slope(rest[0]), rest[1:]
-    if type(self.aggr_module) in SUMS and slope is not None and len(ends) <= 1 and all(map(is_matrix, ends)):
-        out = sum_affine(None, shift, rows, pair_nodes(known, len(rows), len(shift)), slope)
-        return _finish(self, known, out, ends)
-    with any_convolution.know(known):
-        made = any_convolution.gather(shift, known.index)
-        made = shift.index_select(0, known.index) if made is None else made
-        for part in (known.gather_sources(rows), *rest):
-            made = made + part if isinstance(part, Tensor) else part(made)
-        out = self.aggr_module(made, known.index, dim_size=len(targets), dim=self.node_dim)
-    return out
-
-
-def _finish(self: Any, known: KnownTargets, out: Tensor, ends: list[Any]) -> Tensor:
-    """Multiply sums of rows of edges by the last matrix, if there is one, or their means."""
-    is_mean = type(self.aggr_module) is aggr.MeanAggregation
-    if is_mean:
-        out = (out * known.scale(len(out), out)).to(out.dtype)
-    if not ends:
+    # Rows that are not finite stay in their own results.
+    middle = targets.detach().mean(dim=0, dtype=first.weight.dtype).nan_to_num(0.0, 0.0, 0.0).to(targets.dtype)
+    bias = F.linear(middle.to(own.dtype), own, first.bias)
+    shift, rows = F.linear(targets - middle, own - other, bias), F.linear(rows - middle, other)
+    out = sum_affine(None, shift, rows, pair_nodes(known, len(rows), len(shift)), slope)
+    out = finish_sum(self, known, out)
+    if not last:
         return out
-    out = F.linear(out, ends[0].weight)
-    if ends[0].bias is None:
+    out = F.linear(out, last[0].weight)
+    if last[0].bias is None:
         return out
     degree = known.offsets(len(out)).diff().unsqueeze(1)
-    return out + ends[0].bias * (degree.clamp(max=1) if is_mean else degree).to(out.dtype)
+    is_mean = type(self.aggr_module) is aggr.MeanAggregation
+    return (out + last[0].bias * (degree.clamp(max=1) if is_mean else degree)).to(out.dtype)
 
 
 EDGE = ConvSpec(conv.EdgeConv, propagate=any_convolution.propagate, find_left=find_left, fuse=fuse, leaves_to_any=True,

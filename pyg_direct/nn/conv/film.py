@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch_geometric.nn import aggr, conv
+from torch_geometric.nn import conv
 
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
-from pyg_direct.nn.fused_messages import SUMS, find_changed, find_slope, find_slow, is_given, pair_nodes
+from pyg_direct.nn.fused_messages import SUMS, find_changed, find_slope, find_slow, finish_sum, is_given, pair_nodes
 from pyg_direct.ops.aggregate.sum_pairs import sum_affine
 
 
@@ -32,9 +32,7 @@ def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | Non
     if slope is None or not is_given(known, rows, shift, factor) or not known.fits(len(rows), len(shift)):
         return None
     out = sum_affine(factor, shift, rows, pair_nodes(known, len(rows), len(shift)), slope)
-    if type(self.aggr_module) is aggr.MeanAggregation:
-        out = (out * known.scale(len(out), out)).to(out.dtype)
-    return out
+    return finish_sum(self, known, out)
 
 
 FILM = ConvSpec(conv.FiLMConv, propagate=any_convolution.propagate, find_left=find_left, fuse=fuse, leaves_to_any=True,

@@ -15,7 +15,7 @@ from torch_geometric.nn import aggr, conv
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
-from pyg_direct.nn.fused_messages import REDUCES, find_changed, find_slow, is_given, pair_edges, pair_nodes
+from pyg_direct.nn.fused_messages import REDUCES, find_changed, find_slow, is_given, pair_edges, pair_nodes, read_ends
 from pyg_direct.ops.aggregate.sum_pairs import sum_softmax
 from pyg_direct.ops.aggregate.sum_rows import aggregate
 
@@ -33,9 +33,11 @@ def find_left(module: Any) -> str | None:
 
 def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | None:
     """Return the aggregation of messages, `[T, F]`."""
-    (rows, targets), attribute, part = kwargs["x"], kwargs.get("edge_attr"), self.aggr_module
+    (rows, targets), attribute, part = read_ends(kwargs.get("x")), kwargs.get("edge_attr"), self.aggr_module
+    if not is_given(known, rows):
+        return None
     count = len(rows) if targets is None else len(targets)
-    if not is_given(known, rows) or not known.fits(len(rows), count) or torch.is_autocast_enabled(rows.device.type):
+    if not known.fits(len(rows), count) or torch.is_autocast_enabled(rows.device.type):
         return None
     if attribute is not None:
         attribute = self.lin_edge(attribute) if hasattr(self, "lin_edge") else attribute

@@ -16,7 +16,7 @@ from torch_geometric.nn import conv
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
-from pyg_direct.nn.fused_messages import REDUCES, SUMS, find_changed, is_given, is_matrix, list_parts
+from pyg_direct.nn.fused_messages import REDUCES, SUMS, find_changed, is_given, is_matrix, list_parts, read_ends
 from pyg_direct.ops.aggregate.sum_rows import aggregate
 
 # Numbers of h(e) for each number of the result, up to which the sum of outer products is faster.
@@ -35,14 +35,21 @@ def find_left(module: Any) -> str | None:
 
 def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | None:
     """Return the sum or mean of messages, `[T, F]`."""
-    (rows, targets), along = kwargs["x"], kwargs.get("edge_attr")
-    count = len(rows) if targets is None else len(targets)
+    (rows, targets), along = read_ends(kwargs.get("x")), kwargs.get("edge_attr")
     *first, last = list_parts(self.nn)
-    if not is_given(known, rows) or not isinstance(along, Tensor) or not known.fits(len(rows), count):
+    if not is_given(known, rows) or not isinstance(along, Tensor):
+        return None
+    count = len(rows) if targets is None else len(targets)
+    if not known.fits(len(rows), count):
         return None
     if along.dim() != 2 or len(along) != known.index.numel() or rows.shape[1] != self.in_channels_l:
         return None
     if torch.is_autocast_enabled(rows.device.type):
+        return None
+    # Edges of a batch lead to its first nodes only, and sums are wide.
+    edges, used = known.edges, min(known.edges.least_targets, count)
+    # Outer products of few edges of many nodes would take more memory than a matrix for each edge.
+    if (len(rows) + used) * (last.weight.shape[1] + 1) > len(along) * self.out_channels:
         return None
     for part in first:
         along = part(along)
@@ -50,9 +57,7 @@ def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | Non
         along = F.pad(along, (0, 1), value=1.0)
     if not is_given(known, along, rows, last.weight):
         return None
-    edges, width, channels = known.edges, along.shape[1], rows.shape[1]
-    # Edges of a batch lead to its first nodes only, and sums are wide.
-    used = min(edges.least_targets, count)
+    width, channels = along.shape[1], rows.shape[1]
     along = along if known.order is None else along.index_select(0, known.order)
     spread = rows.unsqueeze(1).expand(len(rows), width, channels).reshape(len(rows), width * channels)
     sums = aggregate(spread, edges.indptr, edges.row, reduce=REDUCES[type(self.aggr_module)], weight=along,

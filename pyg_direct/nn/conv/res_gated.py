@@ -42,7 +42,7 @@ def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | Non
         return None
     if attribute is None:
         return sum_gated(own, rows, values, pair_nodes(known, len(rows), len(own)))
-    if not is_given(known, attribute) or len(attribute) != known.index.numel():
+    if not is_given(known, attribute, rows) or len(attribute) != known.index.numel():
         return None
     key, query, value = ((part.weight.tensor_split([part.weight.shape[1] - attribute.shape[1]], dim=1), part.bias)
                          for part in (self.lin_key, self.lin_query, self.lin_value))  # fmt: skip

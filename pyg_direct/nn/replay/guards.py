@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules import module as modules
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing, norm
 
 from pyg_direct.nn.module_state import GUARD_NAMES
+from pyg_direct.nn.trimming import has_global_hooks
 
 # Attributes of modules that are compared by value.
 SETTINGS = frozenset((bool, int, float, str, type(None)))
@@ -158,9 +158,7 @@ class State:
 def _read_modes(device: torch.device) -> list[Any] | None:
     """Read the settings of torch on which recorded passes depend; None if a hook or a mode watches."""
     # torch calls the second ones for each operation.
-    if (modules._global_forward_pre_hooks or modules._global_forward_hooks or modules._global_backward_pre_hooks
-            or modules._global_backward_hooks or torch._C._len_torch_dispatch_stack() > 0
-            or torch.is_anomaly_enabled()):  # fmt: skip
+    if has_global_hooks() or torch._C._len_torch_dispatch_stack() > 0 or torch.is_anomaly_enabled():
         return None
     # Also modes of functions; the default device is one.
     count = torch._C._len_torch_function_stack()
