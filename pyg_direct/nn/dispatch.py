@@ -9,23 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import aggr
 
 from pyg_direct.nn import any_convolution, paths
 from pyg_direct.nn.any_convolution import is_routed
 from pyg_direct.nn.conv.spec import ConvSpec, Message
 from pyg_direct.nn.module_state import is_attached
 from pyg_direct.nn.sorted_edges import SortedEdges, find_batch, is_plain_tensor, is_registered
+from pyg_direct.nn.weighted_rows import REDUCES
 from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find, wins_on_cpu
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import is_ordinary, is_recorded, runs_on_gpu
 
-_REDUCES = {
-    aggr.SumAggregation: "sum",
-    aggr.MeanAggregation: "mean",
-    aggr.MaxAggregation: "max",
-    aggr.MinAggregation: "min",
-}
 _TRANSFORMED = "torch transforms what is called"
 # Dimension of nodes: the first of two, counted from either end.
 _FIRST = (-2, 0)
@@ -55,7 +49,7 @@ def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) ->
 
 def reduces(self: Any) -> bool:
     """Report whether the aggregation of a convolution is one of those known here; any other is PyG's own code."""
-    return type(self.aggr_module) in _REDUCES
+    return type(self.aggr_module) in REDUCES
 
 
 def find_why_unknown(self: Any, edge_index: Any) -> str:
@@ -94,7 +88,7 @@ def find_why_not_plain(self: Any) -> str:
 def find_obstacle(self: Any) -> str | None:
     """Return the setting of a convolution that leaves it to PyG, in the order of `is_set_up`; None if there is none."""
     aggregation = self.aggr_module
-    if type(aggregation) not in _REDUCES:
+    if type(aggregation) not in REDUCES:
         return f"{type(aggregation).__name__} has no operator"
     if not has_own_reduction(aggregation):
         return f"a program replaced a method of {type(aggregation).__name__}"
@@ -120,7 +114,7 @@ def _may_find(edge_index: Any, kwargs: dict[str, Any]) -> bool:
 
 def find_reduce(self: Any) -> str:
     """Return how an accelerated convolution reduces, in the words of `ops.aggregate.sum_rows`."""
-    return _REDUCES[type(self.aggr_module)]
+    return REDUCES[type(self.aggr_module)]
 
 
 def is_plain(self: Any, edge_index: Any) -> bool:
@@ -133,7 +127,7 @@ def is_set_up(self: Any) -> bool:
     dimension.
     """
     aggregation = self.aggr_module
-    return type(aggregation) in _REDUCES and has_own_reduction(aggregation) and has_plain_messages(self)
+    return type(aggregation) in REDUCES and has_own_reduction(aggregation) and has_plain_messages(self)
 
 
 def has_plain_messages(self: Any) -> bool:

@@ -17,12 +17,6 @@ from pyg_direct.ops.aggregate.sum_pairs import Pairs
 from pyg_direct.ops.aggregate.sum_rows import DTYPES
 from pyg_direct.ops.run_kernel import runs_on_gpu
 
-REDUCES = {
-    aggr.SumAggregation: "sum",
-    aggr.MeanAggregation: "mean",
-    aggr.MaxAggregation: "max",
-    aggr.MinAggregation: "min",
-}
 # Aggregations that are sums, up to a factor.
 SUMS = (aggr.SumAggregation, aggr.MeanAggregation)
 

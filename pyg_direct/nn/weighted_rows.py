@@ -22,7 +22,8 @@ from pyg_direct.ops.run_kernel import is_heard
 if TYPE_CHECKING:
     from pyg_direct.nn.any_convolution import KnownTargets
 
-_REDUCES = {
+# Reductions that operators take, by PyG's aggregations.
+REDUCES = {
     aggr.SumAggregation: "sum",
     aggr.MeanAggregation: "mean",
     aggr.MaxAggregation: "max",
@@ -121,7 +122,7 @@ def find_weighted(self: Any) -> Weighted | None:
     if (
         kind.aggregate is not MessagePassing.aggregate
         or kind.update is not MessagePassing.update
-        or type(aggregation) not in _REDUCES
+        or type(aggregation) not in REDUCES
         or kind._index_select is not MessagePassing._index_select
         or "forward" in aggregation.__dict__
         or not _STEPS.isdisjoint(self.__dict__)
@@ -161,7 +162,7 @@ def sum_weighted(self: Any, batch: SortedBatch, edges: SortedEdges, order: Tenso
     num_sources, num_targets = rows.shape[0], rows.shape[0] if targets is None else targets.shape[0]
     if isinstance(size, (tuple, list)) and len(size) == 2 and targets is None:
         num_targets = size[1]
-    weight, reduce = None if read.weight is None else kwargs.get(read.weight), _REDUCES[type(self.aggr_module)]
+    weight, reduce = None if read.weight is None else kwargs.get(read.weight), REDUCES[type(self.aggr_module)]
     if weight is None and not read.may_lack:
         return None
     if (

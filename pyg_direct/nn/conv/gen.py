@@ -15,7 +15,8 @@ from torch_geometric.nn import aggr, conv
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
-from pyg_direct.nn.fused_messages import REDUCES, find_changed, find_slow, is_given, pair_edges, pair_nodes, read_ends
+from pyg_direct.nn.fused_messages import find_changed, find_slow, is_given, pair_edges, pair_nodes, read_ends
+from pyg_direct.nn.weighted_rows import REDUCES
 from pyg_direct.ops.aggregate.sum_pairs import sum_softmax
 from pyg_direct.ops.aggregate.sum_rows import aggregate
 

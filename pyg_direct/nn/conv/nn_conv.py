@@ -16,7 +16,8 @@ from torch_geometric.nn import conv
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
-from pyg_direct.nn.fused_messages import REDUCES, SUMS, find_changed, is_given, is_matrix, list_parts, read_ends
+from pyg_direct.nn.fused_messages import SUMS, find_changed, is_given, is_matrix, list_parts, read_ends
+from pyg_direct.nn.weighted_rows import REDUCES
 from pyg_direct.ops.aggregate.sum_rows import aggregate
 
 # Numbers of h(e) for each number of the result, up to which the sum of outer products is faster.
