@@ -285,6 +285,20 @@ def test_a_common_offset_of_rows_costs_edges_no_digits(device, offset, fused):
     assert errors[0] <= 4 * errors[1] + 1e-5
 
 
+def test_a_row_changes_no_bit_of_edges_that_it_has_no_part_in(device, fused):
+    _, fast, x, args = give("EdgeConv of sums", device, torch.float32)
+    last, other = len(x) - 1, x.clone()
+    other[last] = 1e3
+    apart = torch.ones(len(x), dtype=torch.bool, device=device)
+    apart[args[0][1, args[0][0] == last]] = apart[last] = False
+
+    one, two = fast(x, *args), fast(other, *args)
+
+    assert torch.equal(one[apart], two[apart])
+    assert apart.sum() > len(x) // 2
+    assert fused == [1, 1]
+
+
 def test_rows_of_edges_of_another_dtype_are_left_to_pyg(device, fused):
     layer, fast, x, args = give("ResGatedGraphConv of edges", device, torch.float32)
     args[1] = args[1].half()

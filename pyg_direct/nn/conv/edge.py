@@ -1,8 +1,8 @@
 """EdgeConv over sorted edges, if it sums: the first matrix of its network is multiplied by rows of nodes, not of edges.
 
 W1 x_i + W2 (x_j - x_i) is (W1 - W2) x_i + W2 x_j. The network may be this matrix, an activation and at most one more
-matrix. Then a sum of its results is the last matrix times the sum of activations, without a row for each edge. All rows
-are taken from their mean, so that a common offset, as of coordinates on a map, costs no digits.
+matrix. Then a sum of its results is the last matrix times the sum of activations, without a row for each edge. Numbers
+of the first rows are subtracted from all, so that a common offset, as of coordinates on a map, costs no digits.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | Non
     if rows.shape[1] != targets.shape[1] or not known.fits(len(rows), len(targets)) or len(targets) == 0:
         return None
     own, other = first.weight.chunk(2, dim=1)
-    # Rows that are not finite stay in their own results.
-    middle = targets.detach().mean(dim=0, dtype=first.weight.dtype).nan_to_num(0.0, 0.0, 0.0).to(targets.dtype)
+    # Of three, so that one unlike all others is not taken; the first, because padding may follow.
+    few = targets.detach()[:3].sort(dim=0).values
+    # Numbers that are not finite stay in their own results.
+    middle = few[len(few) // 2].nan_to_num(0.0, 0.0, 0.0)
     bias = F.linear(middle.to(own.dtype), own, first.bias)
     shift, rows = F.linear(targets - middle, own - other, bias), F.linear(rows - middle, other)
     out = sum_affine(None, shift, rows, pair_nodes(known, len(rows), len(shift)), slope)
