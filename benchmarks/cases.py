@@ -214,7 +214,7 @@ def igbh_files(scale: float) -> Iterator[Row]:
     """Measure R-GAT over a graph of a 64th of IGBH-Full with rows in files: 17 GB of disk, and of host memory."""
     is_on_gpu = torch.cuda.is_available()
     own = (1 / 64 if is_on_gpu else 1e-4) * scale
-    size, batches = (512, 96) if is_on_gpu else (32, 12)
+    size, batches = (512, 480) if is_on_gpu else (32, 60)
     yield from measure_igbh_files(own, f"igbh / {1 / own:g}", batch_size=size, batches=batches)
 
 

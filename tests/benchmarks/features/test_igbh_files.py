@@ -13,8 +13,8 @@ def test_steps_over_files_are_measured_beside_host_memory(tmp_path):
     metrics = [row.metric for row in rows]
     assert metrics[:2] == ["rows in host memory", "disk, 1 MB at a time in order"]
     way = "rows in files, host memory for 25%"
-    assert metrics[2:4] == [f"{way}, first step", f"{way}, steps after"]
-    assert metrics[4].startswith(f"{way}, epoch of ")
+    assert metrics[2:5] == [f"{way}, first step", f"{way}, steps 2 to 3", f"{way}, steps after"]
+    assert metrics[5].startswith(f"{way}, epoch of ")
     assert rows[2].limit_name == "one pass over the files"
     assert all(row.p50 > 0 for row in rows)
     assert not list(tmp_path.iterdir())
