@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from importlib.util import find_spec
@@ -37,12 +37,34 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import torch
 import typer
-from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
-import pyg_direct.cli.app
-import pyg_direct.noedit.install
-from pyg_direct.noedit.program_record import describe_program
-from tests.compat.generated_data import generate
+
+def ask_in_fork(answer: Callable[[], str]) -> str:
+    """Return an answer that another process gives, as no process that has started CUDA may fork."""
+    source, target = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            os.write(target, answer().encode())
+        finally:
+            os._exit(0)
+    os.close(target)
+    with os.fdopen(source) as found:
+        text = found.read()
+    os.waitpid(process, 0)
+    return text
+
+
+if "torch_geometric" not in sys.modules:
+    # PyG asks for it as it is imported, and the answer starts CUDA.
+    torch.__config__.show = partial(str, ask_in_fork(torch.__config__.show))
+
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE  # noqa: E402
+
+import pyg_direct.cli.app  # noqa: E402
+import pyg_direct.noedit.install  # noqa: E402
+from pyg_direct.noedit.program_record import describe_program  # noqa: E402
+from tests.compat.generated_data import generate  # noqa: E402
 
 assert pyg_direct.cli.app
 HERE = Path(__file__).parent
@@ -169,19 +191,8 @@ class Run(NamedTuple):
 
 
 def find_gpu() -> str:
-    """Return the name of the GPU; empty without one. Asked in a process of its own: none that uses CUDA may fork."""
-    source, target = os.pipe()
-    process = os.fork()
-    if process == 0:
-        try:
-            os.write(target, (torch.cuda.get_device_name() if torch.cuda.is_available() else "").encode())
-        finally:
-            os._exit(0)
-    os.close(target)
-    with os.fdopen(source) as name:
-        found = name.read()
-    os.waitpid(process, 0)
-    return found
+    """Return the name of the GPU; empty without one."""
+    return ask_in_fork(lambda: torch.cuda.get_device_name() if torch.cuda.is_available() else "")
 
 
 def compare(program: Program, examples: Path, timeout: float, on_gpu: bool = False,
