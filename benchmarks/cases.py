@@ -314,7 +314,7 @@ def _measure_files(scale: float, part: str) -> Iterator[Row]:
     # Rows of 512 bytes.
     data.x = torch.randn(graph.num_nodes, 128, generator=torch.Generator().manual_seed(0))
     yield from measure_larger_than_memory(data, graph.train_idx, graph.num_classes, _name(own),
-                                          1024 if is_on_gpu else 64, int(1_200_000 * scale), parts=[part])  # fmt: skip
+                                          1024 if is_on_gpu else 64, int(4_800_000 * scale), parts=[part])  # fmt: skip
 
 
 def hotness(scale: float) -> Iterator[Row]:
