@@ -17,10 +17,11 @@ from pyg_direct.kernels.sampling.walks import (
     RESIDENT,
     WEIGHT_BITS,
     flag_outside_gpu,
+    walk_by_weight_gpu,
+    walk_by_weight_wide_gpu,
     walk_cpu,
     walk_evenly_gpu,
     walk_evenly_wide_gpu,
-    walk_gpu,
 )
 from pyg_direct.ops.argument_checks import (
     check_below,
@@ -93,13 +94,15 @@ def _walk(lists: NeighborLists, start: Tensor, rows: Tensor | None, length: int,
         return out
     if runs_on_gpu(start):
         start = start.long()
-        shared = (lists.indptr, lists.neighbors, lists.step, _no_rows(start.device) if rows is None else rows, length,
-                  int(stays))  # fmt: skip
+        arrays, grid = lists[:2], shared_grid(start, start.numel(), THREADS, RESIDENT)
+        is_narrow = lists.neighbors.dtype is torch.int32
         if weights[0] == weights[1] == weights[2]:
-            kernel = walk_evenly_gpu if lists.neighbors.dtype is torch.int32 else walk_evenly_wide_gpu
-            run_gpu(kernel, shared_grid(start, start.numel(), THREADS, RESIDENT), *shared, key, start, out)
+            run_gpu(walk_evenly_gpu if is_narrow else walk_evenly_wide_gpu, grid, *arrays, lists.step,
+                    _no_rows(start.device) if rows is None else rows, length, int(stays), key, start,
+                    out)  # fmt: skip
         else:
-            run_gpu(walk_gpu, grid_for(start.numel(), start), *shared, *weights, int(is_sorted), key, start, out)
+            run_gpu(walk_by_weight_gpu if is_narrow else walk_by_weight_wide_gpu, grid, *arrays, lists.step, length,
+                    *weights, int(is_sorted), key, start, out)  # fmt: skip
         return out
     out[:, 0] = start
     if length > 0:
