@@ -29,7 +29,6 @@ from pyg_direct.ops.argument_checks import (
     check_key,
     check_number,
     check_same_device,
-    check_topology_kinds,
 )
 from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, shared_grid, threads_for
 from pyg_direct.ops.sampling.find_induced import NeighborLists
@@ -60,7 +59,6 @@ def walk(lists: NeighborLists, start: Tensor, walk_length: int, p: float = 1.0, 
     Returns:
         The nodes of each walk, int64 `[W, walk_length + 1]`, on the device of the rows.
     """
-    check_topology_kinds(lists.indptr, lists.neighbors)
     check_walk_length(walk_length)
     return _walk(lists, start, None, walk_length, lists.num_nodes, _weigh(p, q), key, stays=True, is_sorted=is_sorted)
 
@@ -79,7 +77,6 @@ def walk_along(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int
     Returns:
         Ids within their types, int64 `[W, L + 1]`; -1 after a node without neighbors.
     """
-    check_topology_kinds(lists.indptr, lists.neighbors)
     return _walk(lists, start, rows, rows.numel(), num_nodes, (1, 1, 1), key, stays=False, is_sorted=False)
 
 
