@@ -99,15 +99,20 @@ def draw_among_all(indptr, neighbors, step, begin, degree, before, back, near, f
 
 
 @body
+def is_end(indptr, row):
+    """Check that a row has no neighbors. An invalid node has no row: ids on a GPU are checked nowhere else."""
+    return row < 0 or row >= indptr.shape[0] - 1 or indptr[row + 1] == indptr[row]
+
+
+@body
 def pick_edge(indptr, row, key, walk, s):
     """Position of the edge that step `s` takes among all edges, each equally likely; -1 if there is none."""
-    # An invalid node has no row: ids on a GPU are checked nowhere else.
-    if row < 0 or row >= indptr.shape[0] - 1 or indptr[row + 1] == indptr[row]:
+    if is_end(indptr, row):
         return np.int64(-1)
     return indptr[row] + draw_below(key, walk, s * SLOTS, indptr[row + 1] - indptr[row])
 
 
-pick_edge_in_loop = inlined(pick_edge, draw_below=draw_below_in_loop)
+pick_edge_in_loop = inlined(pick_edge, is_end=inlined(is_end), draw_below=draw_below_in_loop)
 
 
 @body
@@ -132,11 +137,10 @@ def take_weighted_step(indptr, neighbors, step, back, near, far, is_sorted, key,
     for walk in range(begin, end):
         at = walk * (length + 1) + s
         node = out[at]
-        position = pick_edge(indptr, node, key, walk, s)
-        if position < 0:
+        if is_end(indptr, node):
             out[at + 1] = node
         elif s == 0:
-            out[at + 1] = neighbors[position * step]
+            out[at + 1] = neighbors[pick_edge(indptr, node, key, walk, s) * step]
         else:
             out[at + 1] = step_weighted(indptr, neighbors, step, node, out[at - 1], back, near, far, is_sorted, key,
                                         walk, s * SLOTS)  # fmt: skip
