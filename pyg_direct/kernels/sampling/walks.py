@@ -233,8 +233,8 @@ def walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start
 def walk_by_weight(staged, indptr, neighbors, step, length, back, near, far, is_sorted, key, start, out):
     """A thread for each walk, with weighted neighbors. A walk without neighbors stays.
 
-    Each round is a try of each thread, of whatever step its walk is at: none waits for the one that tries most often,
-    but once for all steps that are written together.
+    In a round each thread makes one try, at the step that its own walk has reached. So no thread waits for the one
+    with the most tries at a step. A team waits once for all steps that it writes together.
     """
     lane, width = np.uint32(cuda.threadIdx.x) % np.uint32(TEAM), length + 1
     pitch = np.uint32(min(width, CHUNK))
