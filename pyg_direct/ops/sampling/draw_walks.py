@@ -91,14 +91,16 @@ def _walk(lists: NeighborLists, start: Tensor, rows: Tensor | None, length: int,
         return out
     if runs_on_gpu(start):
         start = start.long()
-        arrays, grid = lists[:2], shared_grid(start, start.numel(), THREADS, RESIDENT)
         is_narrow = lists.neighbors.dtype is torch.int32
         if weights[0] == weights[1] == weights[2]:
-            run_gpu(walk_evenly_gpu if is_narrow else walk_evenly_wide_gpu, grid, *arrays, lists.step,
-                    _no_rows(start.device) if rows is None else rows, length, int(stays), key, start,
+            kernel = walk_evenly_gpu if is_narrow else walk_evenly_wide_gpu
+            run_gpu(kernel, shared_grid(start, start.numel(), THREADS, RESIDENT), lists.indptr, lists.neighbors,
+                    lists.step, _no_rows(start.device) if rows is None else rows, length, int(stays), key, start,
                     out)  # fmt: skip
         else:
-            run_gpu(walk_by_weight_gpu if is_narrow else walk_by_weight_wide_gpu, grid, *arrays, lists.step, length,
+            kernel = walk_by_weight_gpu if is_narrow else walk_by_weight_wide_gpu
+            # More blocks than run at once: one that took few tries makes room for the next.
+            run_gpu(kernel, grid_for(start.numel(), start), lists.indptr, lists.neighbors, lists.step, length,
                     *weights, int(is_sorted), key, start, out)  # fmt: skip
         return out
     out[:, 0] = start
