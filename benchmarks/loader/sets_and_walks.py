@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch_geometric.loader as pyg_loader
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MetaPath2Vec as PygMetaPath2Vec
-from torch_geometric.typing import WITH_TORCH_SPARSE
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from pyg_direct.bench.limits import time_on_clock, wait_for_gpu
 from pyg_direct.bench.result_row import Row
@@ -20,7 +21,9 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader, RandomNodeLoader
 from pyg_direct.loader.graph_saint import GraphSAINTEdgeSampler, GraphSAINTNodeSampler, GraphSAINTRandomWalkSampler
 from pyg_direct.loader.walk_models import MetaPath2Vec
+from pyg_direct.profiling import time_call
 from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.runtime.host.host_memory import count_cores
 from pyg_direct.sampling.random_walks import random_walk
 
 # Turns of ours and PyG's, and batches per turn. Ours are made ahead in groups of up to 16, which few batches would not
@@ -64,6 +67,7 @@ def measure_walks(edge_index: Tensor, num_nodes: int, name: str) -> Iterator[Row
 
     A step waits for the offsets of its row, then for a neighbor in it. The limit is as many reads of neighbors at
     random places of the same array: one for a step, which waits for no other. Both are whole calls by the wall clock.
+    If pyg-lib is there, its uniform walks from the same nodes run on all cores of the CPU.
 
     Args:
         edge_index: int64 `[2, E]`, on the CPU.
@@ -81,6 +85,8 @@ def measure_walks(edge_index: Tensor, num_nodes: int, name: str) -> Iterator[Row
         rates = [start.numel() * _STEPS / 1e6 / one for one in seconds]
         limit = start.numel() * _STEPS / 1e6 / sorted(read)[len(read) // 2]
         yield Row.of(f"walks/{name}/p={p:g}, q={q:g}", "steps", "M/s", rates, limit, "random reads of neighbors")
+        if WITH_PYG_LIB and p == q == 1:
+            yield from _compare_with_pyg_lib(f"walks/{name}/p={p:g}, q={q:g}", topology, rates)
     kind = ("node", "to", "node")
     options: dict[str, Any] = {"edge_index_dict": {kind: edge_index}, "embedding_dim": 8, "metapath": [kind],
                                "walk_length": 50, "context_size": 7, "walks_per_node": 5, "num_negative_samples": 5,
@@ -88,6 +94,22 @@ def measure_walks(edge_index: Tensor, num_nodes: int, name: str) -> Iterator[Row
     yield from _compare(f"walks/{name}/MetaPath2Vec, 128 nodes",
                         lambda: MetaPath2Vec(**options).loader(batch_size=128, shuffle=True),
                         lambda: PygMetaPath2Vec(**options).loader(batch_size=128, shuffle=True))  # fmt: skip
+
+
+def _compare_with_pyg_lib(case: str, topology: CSRTopo, rates: list[float]) -> Iterator[Row]:
+    """Yield steps a second of pyg-lib's uniform walks on all cores, and by how much ours are faster."""
+    walk, cores, before = import_module("pyg_lib").sampler.random_walk, count_cores(), torch.get_num_threads()
+    indptr, indices = topology.indptr.cpu(), topology.indices.cpu().long()
+    start = torch.arange(indptr.numel() - 1)
+    torch.set_num_threads(cores)
+    try:
+        # The first call wakes the threads.
+        seconds = [time_call(lambda: walk(indptr, indices, start, _STEPS)) for _ in range(1 + len(rates))][1:]
+    finally:
+        torch.set_num_threads(before)
+    theirs = [start.numel() * _STEPS / 1e6 / one for one in seconds]
+    yield Row.of(case, f"steps, pyg-lib, {cores} cores", "M/s", theirs)
+    yield Row.of(case, "pyg_direct over pyg-lib", "x", [own / other for own, other in zip(rates, theirs, strict=True)])
 
 
 def _compare(case: str, ours: Callable[[], Any], theirs: Callable[[], Any] | None, note: str = "") -> Iterator[Row]:

@@ -555,13 +555,15 @@ class GpuKernel(Declaration):
     """A grid over arrays, compiled for an explicit signature; see `Declaration` for how it is written."""
 
     def __init__(self, fn: Callable[..., Any], signature: str, variants: dict[str, Sequence[str]],
-                 sources: Sequence[str], resident_blocks: int | None, threads: int | None) -> None:  # fmt: skip
+                 sources: Sequence[str], resident_blocks: int | None, threads: int | None, shared_bytes: int
+                 ) -> None:  # fmt: skip
         super().__init__(fn.__name__, signature, variants)
         self.__doc__ = fn.__doc__
         self.fn = fn
         self.sources = tuple(sources)
         self.threads = THREADS if threads is None else threads
         self.launch_bounds = None if resident_blocks is None else (self.threads, resident_blocks)
+        self.shared_bytes = shared_bytes
         _FUNCTIONS.append(fn)
         GPU_KERNELS.append(self)
 
@@ -614,14 +616,16 @@ GPU_KERNELS: list[GpuKernel] = []
 
 
 def gpu_kernel(signature: str, *, sources: Sequence[str] = (), resident_blocks: int | None = None,
-               threads: int | None = None, **variants: Sequence[str]
+               threads: int | None = None, shared_bytes: int = 0, **variants: Sequence[str]
                ) -> Callable[[Callable[..., Any]], GpuKernel]:  # fmt: skip
     """Declare a GPU grid; see `GpuKernel` for the signature.
 
     `sources` names the files of `cuda_src/` it calls; `resident_blocks` makes the compiler keep to as few registers
     as let that many blocks run on a multiprocessor at once; `threads` is the size of its blocks if not `THREADS`.
+    `shared_bytes` is the memory of a multiprocessor that stays shared while the kernel runs, so that the rest is cache;
+    the driver would choose as much as lets the most blocks run. Kernels that differ in it do not run side by side.
     """
-    return lambda fn: GpuKernel(fn, signature, variants, sources, resident_blocks, threads)
+    return lambda fn: GpuKernel(fn, signature, variants, sources, resident_blocks, threads, shared_bytes)
 
 
 @contextlib.contextmanager

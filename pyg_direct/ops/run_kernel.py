@@ -130,7 +130,7 @@ class _Dispatch:
         index = self.find_gpu(args)
         choice = self.kernel.choose([_CODES.get(a.dtype, "") if isinstance(a, Tensor) else "" for a in args])
         code = self.kernel.compile(abilities(index).compute_capability, choice)
-        self.launchers[key] = launcher = Launcher(code, self.kernel.parameters(choice), index)
+        self.launchers[key] = launcher = Launcher(code, self.kernel.parameters(choice), index, self.kernel.shared_bytes)
         self.launches[key] = launcher.launch
         return launcher.launch
 

@@ -75,12 +75,11 @@ def random_walk(topology: CSRTopo | tuple[Tensor, Tensor], start: Any, walk_leng
         raise ArgumentTypeError("topology must be a CSRTopo or a pair (row offsets, neighbors), got "
                                 f"{type(topology).__name__}")  # fmt: skip
     target = resolve_device(device)
-    placed, start = topology.place(placement, target), as_ids("start", start)
-    start = check_ids("start", start, placed.num_nodes)
+    placed, start = topology.place(placement, target), as_ids("start", start).to(target).contiguous()
     check = BoundsCheck("start", start, placed.num_nodes)
     seed = check_seed(seed)
     key = draw_seed() if seed is None else seed
-    walks = find_rows(placed).walk(start.to(target), walk_length, p, q, key=key)
+    walks = find_rows(placed).walk(start, walk_length, p, q, key=key)
     # After the walks are enqueued, which end at invalid nodes: the check is made beside them.
     check.finish()
     return walks

@@ -200,7 +200,7 @@ def test_a_gpu_and_its_slot_are_told(monkeypatch, tmp_path):
         machine_report, "load_driver", lambda: SimpleNamespace(CUdevice_attribute=SimpleNamespace(**names))
     )
     monkeypatch.setattr(machine_report, "call", lambda name, *args: args[0] if name == "cuDeviceGetAttribute" else 7)
-    monkeypatch.setattr(machine_report, "abilities", lambda index: Abilities((9, 0), 132, True, False, 13000))
+    monkeypatch.setattr(machine_report, "abilities", lambda index: Abilities((9, 0), 132, True, False, 13000, 233_472))
     monkeypatch.setattr(machine_report, "free_bytes", lambda index: 5)
     monkeypatch.setattr(torch.cuda, "get_device_properties",
                         lambda index: SimpleNamespace(name="GPU", total_memory=9))  # fmt: skip

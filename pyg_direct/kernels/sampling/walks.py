@@ -25,9 +25,10 @@ BLOCK = 64
 # written as one run: a part of 32 bytes that is written in two goes costs a GPU as much as a random read.
 TEAM, CHUNK = min(THREADS, 32), 23
 STAGED = THREADS * CHUNK
-# Blocks of a multiprocessor that walk with neighbors equally likely: more would share its cache, in which the offsets
-# of rows of many neighbors are found again.
+# Blocks of a multiprocessor that walk, and the shared memory that they need, each with 1 KiB of the system: more would
+# take its cache, in which the offsets of rows of many neighbors are found again.
 RESIDENT = 4
+SHARED, SHARED_WIDE = (RESIDENT * (STAGED * size + 1024) for size in (4, 8))
 
 
 @body
@@ -66,16 +67,29 @@ def step_weighted(indptr, neighbors, step, row, before, back, near, far, is_sort
     begin, degree = indptr[row], indptr[row + 1] - indptr[row]
     for t in range(TRIES):
         node = np.int64(neighbors[(begin + draw_below(key, walk, slot + 2 * t, degree)) * step])
-        chance = np.int64(draw(key, walk, slot + 2 * t + 1) >> _SHIFT)
-        # For the others the row of the node before need not be read.
-        if chance < min(back, min(near, far)):
+        if is_accepted(indptr, neighbors, step, before, node, back, near, far, is_sorted, key, walk, slot + 2 * t + 1):
             return node
-        if chance < weigh(indptr, neighbors, step, before, node, back, near, far, is_sorted):
-            return node
+    return draw_among_all(indptr, neighbors, step, begin, degree, before, back, near, far, is_sorted, key, walk,
+                          slot + 2 * TRIES)  # fmt: skip
+
+
+@body
+def is_accepted(indptr, neighbors, step, before, node, back, near, far, is_sorted, key, walk, slot):
+    """Accept a neighbor, for a walk that came from `before`, with a chance in proportion to its weight."""
+    chance = np.int64(draw(key, walk, slot) >> _SHIFT)
+    # For the others the row of the node before need not be read.
+    if chance < min(back, min(near, far)):
+        return True
+    return chance < weigh(indptr, neighbors, step, before, node, back, near, far, is_sorted)
+
+
+@body
+def draw_among_all(indptr, neighbors, step, begin, degree, before, back, near, far, is_sorted, key, walk, slot):
+    """A neighbor of a row, in proportion to the weights of all of them."""
     total = np.int64(0)
     for e in range(begin, begin + degree):
         total += weigh(indptr, neighbors, step, before, np.int64(neighbors[e * step]), back, near, far, is_sorted)
-    left = draw_below(key, walk, slot + 2 * TRIES, total)
+    left = draw_below(key, walk, slot, total)
     for e in range(begin, begin + degree):
         node = np.int64(neighbors[e * step])
         left -= weigh(indptr, neighbors, step, before, node, back, near, far, is_sorted)
@@ -85,30 +99,20 @@ def step_weighted(indptr, neighbors, step, row, before, back, near, far, is_sort
 
 
 @body
+def is_end(indptr, row):
+    """Check that a row has no neighbors. An invalid node has no row: ids on a GPU are checked nowhere else."""
+    return row < 0 or row >= indptr.shape[0] - 1 or indptr[row + 1] == indptr[row]
+
+
+@body
 def pick_edge(indptr, row, key, walk, s):
     """Position of the edge that step `s` takes among all edges, each equally likely; -1 if there is none."""
-    # An invalid node has no row: ids on a GPU are checked nowhere else.
-    if row < 0 or row >= indptr.shape[0] - 1 or indptr[row + 1] == indptr[row]:
+    if is_end(indptr, row):
         return np.int64(-1)
     return indptr[row] + draw_below(key, walk, s * SLOTS, indptr[row + 1] - indptr[row])
 
 
-@body
-def follow(indptr, neighbors, step, row, node, before, stays, back, near, far, is_sorted, key, walk, s):
-    """The node after `node`, whose row this is, on a walk that came from `before`, or begins at its step 0.
-
-    Without neighbors a walk `stays`, or goes on as -1.
-    """
-    if s == 0 or before < 0 or (back == near and near == far):
-        position = pick_edge(indptr, row, key, walk, s)
-        if position >= 0:
-            return np.int64(neighbors[position * step])
-    elif row >= 0 and row < indptr.shape[0] - 1 and indptr[row + 1] > indptr[row]:
-        return step_weighted(indptr, neighbors, step, row, before, back, near, far, is_sorted, key, walk, s * SLOTS)
-    return np.int64(node) if stays else np.int64(-1)
-
-
-pick_edge_in_loop = inlined(pick_edge, draw_below=draw_below_in_loop)
+pick_edge_in_loop = inlined(pick_edge, is_end=inlined(is_end), draw_below=draw_below_in_loop)
 
 
 @body
@@ -128,15 +132,18 @@ def take_step(indptr, neighbors, step, first_row, stays, key, begin, end, s, len
 
 
 @body
-def take_weighted_step(indptr, neighbors, step, first_row, stays, back, near, far, is_sorted, key, begin, end, s,
-                       length, out):  # fmt: skip
-    """Step `s` of walks [begin, end), with weighted neighbors."""
+def take_weighted_step(indptr, neighbors, step, back, near, far, is_sorted, key, begin, end, s, length, out):
+    """Step `s` of walks [begin, end), with weighted neighbors. A walk without neighbors stays."""
     for walk in range(begin, end):
         at = walk * (length + 1) + s
-        node, before = out[at], out[at - 1] if s > 0 else np.int64(-1)
-        row = node + first_row if node >= 0 else np.int64(-1)
-        out[at + 1] = follow(indptr, neighbors, step, row, node, before, stays, back, near, far, is_sorted, key, walk,
-                             s)  # fmt: skip
+        node = out[at]
+        if is_end(indptr, node):
+            out[at + 1] = node
+        elif s == 0:
+            out[at + 1] = neighbors[pick_edge(indptr, node, key, walk, s) * step]
+        else:
+            out[at + 1] = step_weighted(indptr, neighbors, step, node, out[at - 1], back, near, far, is_sorted, key,
+                                        walk, s * SLOTS)  # fmt: skip
 
 
 @cpu_kernel
@@ -153,31 +160,8 @@ def walk_cpu(indptr, neighbors, step, rows, stays, back, near, far, is_sorted, k
             if back == near and near == far:
                 take_step(indptr, neighbors, step, rows[s], stays, key, begin, end, s, length, out)
             else:
-                take_weighted_step(indptr, neighbors, step, rows[s], stays, back, near, far, is_sorted, key, begin,
-                                   end, s, length, out)  # fmt: skip
-
-
-@body
-def first_row(rows, s):
-    """Offset from a node to its row at step `s`."""
-    return rows[s] if rows.shape[0] > 0 else np.int64(0)
-
-
-@gpu_kernel("i8[] I[] i8 i8[] i8 i8 i8 i8 i8 i8 u8 i8[] i8[]", I=("i4", "i8"))
-def walk_gpu(indptr, neighbors, step, rows, length, stays, back, near, far, is_sorted, key, start, out):
-    """A thread for each walk, whose first node is in `start`. Without `rows`, nodes are rows."""
-    walk = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    while walk < start.shape[0]:
-        at = walk * (length + 1)
-        node, before = start[walk], np.int64(-1)
-        out[at] = node
-        for s in range(length):
-            row = node + first_row(rows, s) if node >= 0 else np.int64(-1)
-            following = follow(indptr, neighbors, step, row, node, before, stays, back, near, far, is_sorted, key, walk,
-                               s)  # fmt: skip
-            before, node = node, following
-            out[at + s + 1] = node
-        walk += np.int64(cuda.gridDim.x) * THREADS
+                take_weighted_step(indptr, neighbors, step, back, near, far, is_sorted, key, begin, end, s, length,
+                                   out)  # fmt: skip
 
 
 @body
@@ -190,8 +174,15 @@ def scale_to_row(bits, count):
 
 
 @body
+def find_first_walk():
+    """The first walk of this thread's team: teams go around all blocks, so that the last ones are spread over them."""
+    team = np.int64(cuda.threadIdx.x // TEAM)
+    return (team * cuda.gridDim.x + cuda.blockIdx.x) * TEAM
+
+
+@body
 def walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start, out):
-    """As `walk_gpu`, with all neighbors equally likely.
+    """A thread for each walk, with all neighbors equally likely. Without `rows`, nodes are rows.
 
     A walk waits for its row, then for its neighbor. The draw of the step after is made while the row is on its way.
     Nodes go to shared memory first. A team of threads writes those of its walks together.
@@ -202,7 +193,7 @@ def walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start
     # Places of this thread's walk in shared memory, and of the first walk of its team.
     mine = np.uint32(np.uint32(cuda.threadIdx.x) * pitch)
     base = np.uint32(mine - lane * pitch)
-    first = np.int64(cuda.blockIdx.x) * THREADS + (np.int64(cuda.threadIdx.x) - lane)
+    first = find_first_walk()
     # The threads of a team leave this loop together, so that they may synchronize inside.
     while first < start.shape[0]:
         walk = first + lane
@@ -239,6 +230,56 @@ def walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start
 
 
 @body
+def walk_by_weight(staged, indptr, neighbors, step, length, back, near, far, is_sorted, key, start, out):
+    """A thread for each walk, with weighted neighbors. A walk without neighbors stays.
+
+    In a round each thread makes one try, at the step that its own walk has reached. So no thread waits for the one
+    with the most tries at a step. A team waits once for all steps that it writes together.
+    """
+    lane, width = np.uint32(cuda.threadIdx.x) % np.uint32(TEAM), length + 1
+    pitch = np.uint32(min(width, CHUNK))
+    mine = np.uint32(np.uint32(cuda.threadIdx.x) * pitch)
+    base = np.uint32(mine - lane * pitch)
+    first = find_first_walk()
+    while first < start.shape[0]:
+        walk = first + lane
+        node, before = np.int64(-1), np.int64(-1)
+        if walk < start.shape[0]:
+            node = start[walk]
+        staged[mine] = node
+        begin, degree, s, t, done = np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+        while done < width:
+            end = min(done + pitch, width)
+            while s + 1 < end:
+                if t == 0:
+                    degree = np.int64(0)
+                    # An invalid node has no row: ids on a GPU are checked nowhere else.
+                    if node >= 0 and node < indptr.shape[0] - 1:
+                        begin = indptr[node]
+                        degree = indptr[node + 1] - begin
+                following, is_taken, slot = node, True, s * SLOTS + 2 * t
+                if degree > 0:
+                    following = np.int64(neighbors[(begin + draw_below(key, walk, slot, degree)) * step])
+                    if s > 0:
+                        is_taken = is_accepted(indptr, neighbors, step, before, following, back, near, far, is_sorted,
+                                               key, walk, slot + 1)  # fmt: skip
+                t += 1
+                if not is_taken and t == TRIES:
+                    following = draw_among_all(indptr, neighbors, step, begin, degree, before, back, near, far,
+                                               is_sorted, key, walk, slot + 2)  # fmt: skip
+                    is_taken = True
+                if is_taken:
+                    before, node = node, following
+                    s, t = s + 1, np.int64(0)
+                    staged[np.uint32(mine + np.uint32(s - done))] = node
+            sync_team(False)
+            write_staged(staged, base, pitch, lane, first, end, np.uint32(end - done), width, start.shape[0], out)
+            sync_team(False)
+            done = end
+        first += np.int64(cuda.gridDim.x) * THREADS
+
+
+@body
 def write_staged(staged, base, pitch, lane, first, end, waiting, width, num_walks, out):
     """Write the nodes that wait, the last of `end`, of a team's walks of `width` nodes."""
     walks = np.uint32(min(num_walks - first, TEAM))
@@ -257,21 +298,36 @@ def write_staged(staged, base, pitch, lane, first, end, waiting, width, num_walk
         w = np.uint32(w + np.uint32(1))
 
 
-@gpu_kernel("i8[] i4[] i8 i8[] i8 i8 u8 i8[] i8[]", resident_blocks=RESIDENT)
+@gpu_kernel("i8[] i4[] i8 i8[] i8 i8 u8 i8[] i8[]", resident_blocks=RESIDENT, shared_bytes=SHARED)
 def walk_evenly_gpu(indptr, neighbors, step, rows, length, stays, key, start, out):
     """See `walk_evenly`; nodes wait as int32, so that shared memory leaves room for other reads."""
     staged = cuda.shared.array(STAGED, np.int32)
     walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start, out)
 
 
-@gpu_kernel("i8[] i8[] i8 i8[] i8 i8 u8 i8[] i8[]")
+@gpu_kernel("i8[] i8[] i8 i8[] i8 i8 u8 i8[] i8[]", resident_blocks=RESIDENT, shared_bytes=SHARED_WIDE)
 def walk_evenly_wide_gpu(indptr, neighbors, step, rows, length, stays, key, start, out):
     """The same for int64 neighbors."""
     staged = cuda.shared.array(STAGED, np.int64)
     walk_evenly(staged, indptr, neighbors, step, rows, length, stays, key, start, out)
 
 
-@gpu_kernel("I[] i8 i8[]", I=("i4", "i8"))
+@gpu_kernel("i8[] i4[] i8 i8 i8 i8 i8 i8 u8 i8[] i8[]", resident_blocks=RESIDENT, shared_bytes=SHARED)
+def walk_by_weight_gpu(indptr, neighbors, step, length, back, near, far, is_sorted, key, start, out):
+    """See `walk_by_weight`."""
+    staged = cuda.shared.array(STAGED, np.int32)
+    walk_by_weight(staged, indptr, neighbors, step, length, back, near, far, is_sorted, key, start, out)
+
+
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8 u8 i8[] i8[]", resident_blocks=RESIDENT, shared_bytes=SHARED_WIDE)
+def walk_by_weight_wide_gpu(indptr, neighbors, step, length, back, near, far, is_sorted, key, start, out):
+    """The same for int64 neighbors."""
+    staged = cuda.shared.array(STAGED, np.int64)
+    walk_by_weight(staged, indptr, neighbors, step, length, back, near, far, is_sorted, key, start, out)
+
+
+# With as much shared memory as walks, beside which it runs.
+@gpu_kernel("I[] i8 i8[]", I=("i4", "i8"), shared_bytes=SHARED)
 def flag_outside_gpu(ids, upper, flag):
     """Set `flag`, which may be page-locked memory of the host, to 1 if an id is not in [0, upper)."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x

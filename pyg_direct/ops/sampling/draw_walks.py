@@ -17,10 +17,11 @@ from pyg_direct.kernels.sampling.walks import (
     RESIDENT,
     WEIGHT_BITS,
     flag_outside_gpu,
+    walk_by_weight_gpu,
+    walk_by_weight_wide_gpu,
     walk_cpu,
     walk_evenly_gpu,
     walk_evenly_wide_gpu,
-    walk_gpu,
 )
 from pyg_direct.ops.argument_checks import (
     check_below,
@@ -28,7 +29,6 @@ from pyg_direct.ops.argument_checks import (
     check_key,
     check_number,
     check_same_device,
-    check_topology_kinds,
 )
 from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, shared_grid, threads_for
 from pyg_direct.ops.sampling.find_induced import NeighborLists
@@ -59,7 +59,6 @@ def walk(lists: NeighborLists, start: Tensor, walk_length: int, p: float = 1.0, 
     Returns:
         The nodes of each walk, int64 `[W, walk_length + 1]`, on the device of the rows.
     """
-    check_topology_kinds(lists.indptr, lists.neighbors)
     check_walk_length(walk_length)
     return _walk(lists, start, None, walk_length, lists.num_nodes, _weigh(p, q), key, stays=True, is_sorted=is_sorted)
 
@@ -78,7 +77,6 @@ def walk_along(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int
     Returns:
         Ids within their types, int64 `[W, L + 1]`; -1 after a node without neighbors.
     """
-    check_topology_kinds(lists.indptr, lists.neighbors)
     return _walk(lists, start, rows, rows.numel(), num_nodes, (1, 1, 1), key, stays=False, is_sorted=False)
 
 
@@ -93,13 +91,17 @@ def _walk(lists: NeighborLists, start: Tensor, rows: Tensor | None, length: int,
         return out
     if runs_on_gpu(start):
         start = start.long()
-        shared = (lists.indptr, lists.neighbors, lists.step, _no_rows(start.device) if rows is None else rows, length,
-                  int(stays))  # fmt: skip
+        is_narrow = lists.neighbors.dtype is torch.int32
         if weights[0] == weights[1] == weights[2]:
-            kernel = walk_evenly_gpu if lists.neighbors.dtype is torch.int32 else walk_evenly_wide_gpu
-            run_gpu(kernel, shared_grid(start, start.numel(), THREADS, RESIDENT), *shared, key, start, out)
+            kernel = walk_evenly_gpu if is_narrow else walk_evenly_wide_gpu
+            run_gpu(kernel, shared_grid(start, start.numel(), THREADS, RESIDENT), lists.indptr, lists.neighbors,
+                    lists.step, _no_rows(start.device) if rows is None else rows, length, int(stays), key, start,
+                    out)  # fmt: skip
         else:
-            run_gpu(walk_gpu, grid_for(start.numel(), start), *shared, *weights, int(is_sorted), key, start, out)
+            kernel = walk_by_weight_gpu if is_narrow else walk_by_weight_wide_gpu
+            # More blocks than run at once: one that took few tries makes room for the next.
+            run_gpu(kernel, grid_for(start.numel(), start), lists.indptr, lists.neighbors, lists.step, length,
+                    *weights, int(is_sorted), key, start, out)  # fmt: skip
         return out
     out[:, 0] = start
     if length > 0:

@@ -132,13 +132,14 @@ def resolve_device(device: Device = None) -> torch.device:
 
 
 class Abilities(NamedTuple):
-    """Abilities of a GPU that decide which memory can hold its rows."""
+    """Abilities of a GPU that decide which memory can hold its rows, and how kernels share a multiprocessor."""
 
     compute_capability: tuple[int, int]
     multiprocessors: int
     managed_without_migration: bool
     reads_pageable_memory: bool
     driver_version: int
+    shared_bytes: int
 
 
 @functools.cache
@@ -157,6 +158,7 @@ def abilities(index: int) -> Abilities:
         managed_without_migration=bool(read("CONCURRENT_MANAGED_ACCESS")),
         reads_pageable_memory=bool(read("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")),
         driver_version=int(call("cuDriverGetVersion")),
+        shared_bytes=read("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
     )
 
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from pyg_direct.errors import CudaError
-from pyg_direct.runtime.cuda.device import bind_thread, call, load_driver
+from pyg_direct.runtime.cuda.device import abilities, bind_thread, call, load_driver
 
 _ITEM_BYTES = {"i1": 1, "u1": 1, "i2": 2, "u2": 2, "i4": 4, "u4": 4, "f4": 4, "i8": 8, "u8": 8, "f8": 8}
 _PACK = {"i1": "b7x", "u1": "B7x", "i2": "h6x", "u2": "H6x", "i4": "i4x", "u4": "I4x", "f4": "f4x",
@@ -60,16 +60,25 @@ class Code(Protocol):
 _SHARED_LEFT = 65
 
 
-def load_function(code: Code, index: int) -> Any:
-    """Load a function handle for a compiled kernel in torch's context on GPU `index`."""
+def load_function(code: Code, index: int, shared_bytes: int = 0) -> Any:
+    """Load a function handle for a compiled kernel in torch's context on GPU `index`.
+
+    Args:
+        shared_bytes: Memory of a multiprocessor that stays shared while the kernel runs, see `gpu_kernel`. 0 leaves
+            this to the driver if the kernel has shared memory, and leaves it to other kernels if it has none.
+    """
     attribute = load_driver().CUfunction_attribute
     with torch.cuda.device(index):
         bind_thread(index)
         module = call("cuModuleLoadData", code.ptx.encode() + b"\0")
         function = call("cuModuleGetFunction", module, code.entry.encode())
-        if int(call("cuFuncGetAttribute", attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)) == 0:
-            call("cuFuncSetAttribute", function, attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
-                 _SHARED_LEFT)  # fmt: skip
+        percent = None
+        if shared_bytes > 0:
+            percent = min(100, -(-100 * shared_bytes // abilities(index).shared_bytes))
+        elif int(call("cuFuncGetAttribute", attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)) == 0:
+            percent = _SHARED_LEFT
+        if percent is not None:
+            call("cuFuncSetAttribute", function, attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent)
         return function
 
 
@@ -146,10 +155,10 @@ class Launcher:
 
     launch: Callable[..., None]
 
-    def __init__(self, code: Code, parameters: Sequence[Parameter], index: int) -> None:
+    def __init__(self, code: Code, parameters: Sequence[Parameter], index: int, shared_bytes: int = 0) -> None:
         self.index = index
         self._parameters = tuple(parameters)
-        self.function = load_function(code, index)
+        self.function = load_function(code, index, shared_bytes)
         num_passed = code.ptx.split(".entry", 1)[1].split(")", 1)[0].count(".param")
         # The number of values shows which compiler made the code.
         self._is_short = num_passed == sum(5 if p.is_array else 1 for p in parameters)

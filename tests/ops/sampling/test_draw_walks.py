@@ -130,15 +130,16 @@ def test_what_is_hardly_ever_taken_ends_all_the_same(real_device):
 
 @pytest.mark.parametrize("length", [1, 6, 7, 8, 9, 14, 15, 16, 20, 22, 23, 24, 47])
 @pytest.mark.parametrize("num_walks", [1, 31, 70])
-def test_many_walks_of_any_length_match_reference(device, length, num_walks):
+@pytest.mark.parametrize(("bias", "dtype"), [((1.0, 1.0), torch.int32), ((4.0, 0.25), torch.int32),
+                                             ((0.5, 3.0), torch.int64)])  # fmt: skip
+def test_many_walks_of_any_length_match_reference(device, length, num_walks, bias, dtype):
     rows = [*ROWS, [], [7, 0]]
     start = torch.arange(num_walks) % len(rows)
 
-    got = walk(make_lists(rows, device), start.to(device), length, key=11)
+    got = walk(make_lists(rows, device, dtype), start.to(device), length, *bias, key=11)
 
-    assert got.tolist() == [
-        reference.walk(rows, node, length, (1, 1, 1), 11, w) for w, node in enumerate(start.tolist())
-    ]
+    weights = reference.weights_of(*bias)
+    assert got.tolist() == [reference.walk(rows, node, length, weights, 11, w) for w, node in enumerate(start.tolist())]
 
 
 @pytest.mark.parametrize("length", [3, 17])

@@ -11,7 +11,7 @@ import torch
 
 from pyg_direct.errors import CudaError, MemoryLimitError, PlacementWarning
 from pyg_direct.runtime.cuda import device as driver_module, memory
-from pyg_direct.runtime.cuda.launch import OPEN, Launcher
+from pyg_direct.runtime.cuda.launch import OPEN, Launcher, load_function
 from pyg_direct.runtime.cuda.memory import allocate, allocate_or_fall_back
 from pyg_direct.runtime.host.shared_memory import SharedMemory, pin
 
@@ -44,7 +44,7 @@ class Driver:
                                            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT=9)  # fmt: skip
 
     def __init__(self):
-        self.fails, self.memory, self.launches = {}, {}, 0
+        self.fails, self.memory, self.launches, self.attributes = {}, {}, 0, []
         self.has_context = True
 
     def __getattr__(self, name):
@@ -118,6 +118,10 @@ class Driver:
 
     def do_cuFuncGetAttribute(self, attribute, function):  # noqa: N802
         return (0,)
+
+    def do_cuFuncSetAttribute(self, function, attribute, value):  # noqa: N802
+        self.attributes.append((attribute, value))
+        return ()
 
     def do_cuLaunchKernel(self, *args):  # noqa: N802
         self.launches, self.launched = self.launches + 1, args
@@ -243,6 +247,17 @@ class TestLauncher:
 
         with pytest.raises(CudaError, match=rf"{step} returned {CODES[code]}"):
             self.make()
+
+    @pytest.mark.parametrize(("shared_bytes", "percent"), [(1, 1), (98_304, 43), (233_472, 100), (300_000, 100)])
+    def test_what_a_kernel_does_not_share_becomes_cache(self, driver, monkeypatch, shared_bytes, percent):
+        monkeypatch.setattr(
+            "pyg_direct.runtime.cuda.launch.abilities", lambda index: SimpleNamespace(shared_bytes=233_472)
+        )
+
+        load_function(SimpleNamespace(entry="kernel", ptx=self.PTX), 0, shared_bytes)
+
+        carveout = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        assert driver.attributes == [(carveout, percent)]
 
     @pytest.mark.parametrize("code", CODES)
     def test_a_launch_that_fails_is_told_and_the_next_one_runs(self, driver, code):
