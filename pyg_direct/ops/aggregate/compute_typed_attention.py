@@ -162,8 +162,9 @@ def attend_groups(x: Tensor, by_target: Tensor, vectors: Tensor, biases: Sequenc
     pieces, bias = width * x.element_size() // PIECE, _stack_biases(biases, totals)
     ends, row = indptr.to(torch.int32), row.to(torch.int32)
     if num_rows:
-        run = length_of_run(sum(places.kept) * pieces, x)
-        run_gpu(kernels.attend_groups_gpu, grid_of(-(-num_rows // run) * pieces, 0), x.data_ptr(), ends.data_ptr(),
+        threads = 32 * kernels.warps_of_row(heads, pieces // heads)
+        run = length_of_run(sum(places.kept) * threads, x)
+        run_gpu(kernels.attend_groups_gpu, grid_of(-(-num_rows // run) * threads, 0), x.data_ptr(), ends.data_ptr(),
                 row.data_ptr(), by_target.data_ptr(), vectors.data_ptr(), 0 if bias is None else bias.data_ptr(),
                 places.firsts, places.members, places.with_targets, places.relations.data_ptr(), num_rows, num_edges,
                 run, heads, pieces // heads, slope, WIDE_KINDS[x.dtype], alpha.data_ptr() if keeps_weights else 0,
@@ -185,15 +186,17 @@ def pull_attention(x: Tensor, grad: Tensor, alpha: Tensor, vectors: Tensor, indp
         return to_x.zero_(), torch.zeros_like(vectors), to_targets.zero_()
     pieces, kind = width * x.element_size() // PIECE, WIDE_KINDS[x.dtype]
     lanes, ends = pieces // heads, indptr.to(torch.int32)
+    threads = 32 * kernels.warps_of_row(heads, lanes)
     sums = alpha.new_empty(places.num_slices, width)
-    run_gpu(kernels.pull_scores_gpu, grid_of(places.num_slices * pieces, 0), x.data_ptr(), grad.data_ptr(),
-            ends.data_ptr(), edges.row.data_ptr(), alpha.data_ptr(), places.targets, places.target_slices,
-            places.shifts, places.length, places.num_slices, num_edges, heads, lanes, slope, kind, to_edges.data_ptr(),
-            to_targets.data_ptr(), sums.data_ptr())  # fmt: skip
+    run_gpu(kernels.pull_scores_gpu, grid_of(places.num_slices * threads, 0), x.data_ptr(), grad.data_ptr(),
+            ends.data_ptr(), edges.row.data_ptr(), alpha.data_ptr(), vectors.data_ptr(), edges.indptr.data_ptr(),
+            places.targets, places.target_slices, places.shifts, places.length, places.num_slices, num_edges, heads,
+            lanes, slope, kind, to_edges.data_ptr(), to_targets.data_ptr(), to_x.data_ptr(),
+            sums.data_ptr())  # fmt: skip
     to_vectors: Tensor = operators().sum_rows(sums, places.target_slices, None, None, len(vectors), False, -1)
     partials, num_items = edges.long.make_partials(width, torch.float32), num_sources + edges.long.capacity
-    run = length_of_run(num_items * pieces, x)
-    run_gpu(kernels.pull_attention_gpu, grid_of(-(-num_items // run) * pieces, 0), grad.data_ptr(), edges.indptr,
+    run = length_of_run(num_items * threads, x)
+    run_gpu(kernels.pull_attention_gpu, grid_of(-(-num_items // run) * threads, 0), grad.data_ptr(), edges.indptr,
             edges.indptr.data_ptr(), edges.target.data_ptr(), edges.edge.data_ptr(), alpha.data_ptr(),
             to_edges.data_ptr(), vectors.data_ptr(), places.sources, places.shifts, num_edges, num_sources, run, heads,
             lanes, kind, edges.long.slices, edges.long.counts, partials.data_ptr(), to_x.data_ptr())  # fmt: skip

@@ -11,6 +11,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, HeteroConv
 from benchmarks.nn.rgat import RGAT
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets.igbh import synthetic_igbh
+from pyg_direct.kernels.aggregate.typed_attention import warps_of_row
 from pyg_direct.nn.hetero import attention, joined_edges
 from pyg_direct.ops.aggregate import compute_softmax, compute_typed_attention, operators
 from pyg_direct.ops.local_ids.build_csr import compress_ids
@@ -314,6 +315,7 @@ def library(tmp_path_factory):
 
 
 # Names of the number of items of a kernel.
+BY_WARP = ("attend_groups_gpu", "pull_scores_gpu", "pull_attention_gpu")
 COUNTS = ("num_sources", "num_runs", "num_targets", "num_slices", "num_rows")
 
 
@@ -334,6 +336,10 @@ def launches(library, monkeypatch):
             return
         count += args[at["slices"]].numel() // 2 if "slices" in at else 0
         count = -(-count // args[at["run"]]) if "run" in at else count
+        if kernel.name in BY_WARP:
+            warps = warps_of_row(args[at["heads"]], args[at["lanes"]])
+            cuda_on_cpu.run(library, kernel, args, count * warps, 32)
+            return
         cuda_on_cpu.run(library, kernel, args, count * args[at["heads"]], args[at["lanes"]])
 
     for module in (compute_typed_attention, operators, compute_softmax):
@@ -347,8 +353,9 @@ def launches(library, monkeypatch):
     return names
 
 
-# Rows of the last one take all threads of a warp.
-SHAPES = [(torch.float32, 2, 16), (torch.float16, 1, 32), (torch.bfloat16, 3, 8), (torch.bfloat16, 8, 32)]
+# Rows of the fourth take all threads of a warp; in the last two a thread has two pieces.
+SHAPES = [(torch.float32, 2, 16), (torch.float16, 1, 32), (torch.bfloat16, 3, 8), (torch.bfloat16, 8, 32),
+          (torch.float32, 3, 64), (torch.bfloat16, 2, 256)]
 
 
 @pytest.mark.full
