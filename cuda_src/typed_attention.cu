@@ -163,7 +163,7 @@ __device__ __forceinline__ void attend_span(float *result, const Rows<V> &rows, 
 template <class Kind, int V>
 __device__ __forceinline__ void attend_lines(uint4 *memory, float *sums, u64 x, u64 totals, const Parts &parts, u64 bias,
                                              int first_part, int last_part, unsigned first, int line, int end, int kept,
-                                             int type, int lanes, int pieces, int begin, int lane)
+                                             int type, int lanes, int pieces, int begin, int lane, bool has_relu)
 {
     const int items = V * Kind::items;
     const Rows<V> rows(memory, x, pieces, begin, lane);
@@ -190,9 +190,17 @@ __device__ __forceinline__ void attend_lines(uint4 *memory, float *sums, u64 x, 
         }
 #pragma unroll
         for (int i = 0; i < items; ++i) result[i] = sum[i * THREADS_OF_BLOCK];
-        if (place.is_used)
-            store_fp32<items>(totals + ((u64)(first + (unsigned)line) * pieces + place.piece) * (Kind::items * 4), 0,
-                              result);
+        const u64 at = (u64)(first + (unsigned)line) * pieces + place.piece;
+        if (!place.is_used) continue;
+        if (!has_relu) {
+            store_fp32<items>(totals + at * (Kind::items * 4), 0, result);
+            continue;
+        }
+        // A NaN stays a NaN.
+#pragma unroll
+        for (int i = 0; i < items; ++i) result[i] = result[i] < 0.0f ? 0.0f : result[i];
+#pragma unroll
+        for (int v = 0; v < V; ++v) store_as(Kind(), totals + (at + v) * 16, result + v * Kind::items);
     }
 }
 
@@ -212,12 +220,13 @@ __device__ __forceinline__ void attend_lines(uint4 *memory, float *sums, u64 x, 
 
 // Part `of_row` of the sums of rows [line, end) of a type, fp32: of each part in [first_part, last_part), the attention of
 // the row's target, added up, and the type's row of `bias` unless this address is zero. The type's rows begin at row
-// `first` of `totals`; those from `kept` on have no targets. `alpha` may be zero. Kind 0 is fp32, 1 fp16, 2 bfloat16.
+// `first` of `totals`; those from `kept` on have no targets. `alpha` may be zero. Kind 0 is fp32, 1 fp16, 2 bfloat16. With
+// `has_relu` sums below zero become zero, and are of kind `kind`.
 extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u64 by_target, u64 vectors, u64 bias,
                                           u64 ends, u64 row, u64 parts_at, int num_relations, int first_part,
                                           int last_part, int first, int line, int end, int kept, int type,
                                           int num_edges, int heads, int lanes, int of_row, int lane, float slope,
-                                          int kind)
+                                          int has_relu, int kind)
 {
     __shared__ uint4 memory[Rows<2>::ROOM];
     __shared__ float sums[2 * 8 * THREADS_OF_BLOCK];
@@ -229,7 +238,7 @@ extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u
         (unsigned)heads, slope};
 #define ATTEND(Kind, V)                                                                                              \
     attend_lines<Kind, V>(memory, sums, x, totals, parts, bias, first_part, last_part, (unsigned)first, line, end, kept,   \
-                          type, lanes, pieces, of_row * PIECES_OF_WARP, lane)
+                          type, lanes, pieces, of_row * PIECES_OF_WARP, lane, has_relu != 0)
     FOR_ROWS(ATTEND)
 #undef ATTEND
     return 0;
@@ -547,16 +556,26 @@ extern "C" __device__ int pull_rows_16(int *, u64 to_x, u64 grad, u64 indptr, u6
 }
 
 template <class Kind>
-__device__ __forceinline__ void join_rows(u64 to, u64 total_at, const float *grad, int first, int last, int kept,
-                                          unsigned pieces)
+__device__ __forceinline__ void join_rows(u64 to, u64 total_at, u64 grad, const uint4 *out, int first, int last,
+                                          int kept, unsigned pieces)
 {
     const int ROWS = 2;
     float total[Kind::items] = {};
     for (int i = first; i < last; i += ROWS) {
         float value[ROWS][Kind::items];
 #pragma unroll
-        for (int u = 0; u < ROWS; ++u)
-            load_fp32<Kind::items>(grad + (u64)min(i + u, last - 1) * pieces * Kind::items, value[u]);
+        for (int u = 0; u < ROWS; ++u) {
+            const u64 at = (u64)min(i + u, last - 1) * pieces;
+            if (out == nullptr) {
+                load_fp32<Kind::items>(reinterpret_cast<const float *>(grad) + at * Kind::items, value[u]);
+                continue;
+            }
+            float above[Kind::items];
+            unpack(Kind(), reinterpret_cast<const uint4 *>(grad)[at], value[u]);
+            unpack(Kind(), out[at], above);
+#pragma unroll
+            for (int k = 0; k < Kind::items; ++k) value[u][k] = above[k] <= 0.0f ? 0.0f : value[u][k];
+        }
 #pragma unroll
         for (int u = 0; u < ROWS; ++u) {
             if (i + u >= last) break;
@@ -568,13 +587,14 @@ __device__ __forceinline__ void join_rows(u64 to, u64 total_at, const float *gra
     store_fp32<Kind::items>(total_at, 0, total);
 }
 
-// Sum of a piece of the fp32 rows [first, last) of a gradient, fp32 at `total`. Rows below `kept` are written to `to`,
-// of kind `kind`. Addresses are of the piece of row 0.
-extern "C" __device__ int join_rows_16(int *, u64 to, u64 total, u64 grad, long long first, long long last,
+// Sum of a piece of the rows [first, last) of a gradient, fp32 at `total`. Rows below `kept` are written to `to`, of kind
+// `kind`. The gradient is fp32 if `out` is zero; otherwise it is of kind `kind` and of the results `out` of a ReLU.
+// Addresses are of the piece of row 0.
+extern "C" __device__ int join_rows_16(int *, u64 to, u64 total, u64 grad, u64 out, long long first, long long last,
                                        long long kept, int pieces, int kind)
 {
 #define JOIN(Kind)                                                                                                   \
-    join_rows<Kind>(to, total, reinterpret_cast<const float *>(grad), (int)first, (int)last, (int)kept,              \
+    join_rows<Kind>(to, total, grad, reinterpret_cast<const uint4 *>(out), (int)first, (int)last, (int)kept,         \
                     (unsigned)pieces)
     if (kind == 0) JOIN(Float32);
     else if (kind == 1) JOIN(Float16);

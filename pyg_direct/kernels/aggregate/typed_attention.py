@@ -30,7 +30,7 @@ from pyg_direct.kernels.binary_search import last_at_most
 
 dot_head_16 = device_function("dot_head_16", "u8 u8 u8 i4 i4 u4 i4")
 attend_lines_16 = device_function(
-    "attend_lines_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 f4 i4"
+    "attend_lines_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 f4 i4 i4"
 )
 pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 f4 i4")
 pull_rows_16 = device_function("pull_rows_16", "u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4")
@@ -76,11 +76,12 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
                     out + np.uint64(thread * bytes_of_piece), lane, lanes, mask, kind)  # fmt: skip
 
 
-@gpu_kernel("u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] u8 i8 i8 i8 i4 i4 f4 i4 u8 u8", sources=("aggregate", "typed_attention"),
-            resident_blocks=2)  # fmt: skip
+@gpu_kernel("u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] u8 i8 i8 i8 i4 i4 f4 i4 i4 u8 u8",
+            sources=("aggregate", "typed_attention"), resident_blocks=2)  # fmt: skip
 def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, kept, parts, num_rows, num_edges, run,
-                      heads, lanes, slope, kind, alpha, totals):  # fmt: skip
-    """Sums of the attention of the relations into one type, fp32, and its row of `bias` unless this is zero.
+                      heads, lanes, slope, has_relu, kind, alpha, totals):  # fmt: skip
+    """Sums of the attention of the relations into one type, fp32, and its row of `bias` unless this is zero. With
+    `has_relu` sums below zero become zero, in the kind of `x`.
 
     All but arrays are addresses; `ends` and `row` are int32. The rows of type g begin at firsts[g] of `totals`, and the
     first kept[g] of them have targets. Its relations are those from members[g] to members[g + 1]. `parts` has the
@@ -106,7 +107,7 @@ def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, k
             attend_lines_16(totals, alpha, x, by_target, vectors, bias, ends, row, parts, num_relations,
                             np.int32(members[group]), np.int32(members[group + 1]), first, np.int32(line - first),
                             np.int32(until - first), np.int32(kept[group]), group, np.int32(num_edges), heads, lanes,
-                            of_row, np.int32(cuda.threadIdx.x & 31), slope, kind)  # fmt: skip
+                            of_row, np.int32(cuda.threadIdx.x & 31), slope, has_relu, kind)  # fmt: skip
             line = until
 
 
@@ -187,14 +188,16 @@ def pull_attention_gpu(grad, indptr, indptr_at, target, edge, alpha, shares, vec
             item += np.int32(1)
 
 
-join_rows_16 = device_function("join_rows_16", "u8 u8 u8 i8 i8 i8 i4 i4")
+join_rows_16 = device_function("join_rows_16", "u8 u8 u8 u8 i8 i8 i8 i4 i4")
 add_parts_4 = device_function("add_parts_4", "u8 u8 u8 u8 u8 i8 i8 i8 i4")
 
 
-@gpu_kernel("u8 i8 i8 i8 i8 i4 i4 u8 u8", sources=("aggregate", "typed_attention"))
-def join_rows_gpu(grad, num_rows, num_kept, length, num_slices, pieces, kind, joined, partials):
+@gpu_kernel("u8 u8 i8 i8 i8 i8 i4 i4 u8 u8", sources=("aggregate", "typed_attention"))
+def join_rows_gpu(grad, out, num_rows, num_kept, length, num_slices, pieces, kind, joined, partials):
     """partials[i] = sum of the rows of slice i of `grad`, fp32, each of `length` rows; the first `num_kept` rows are
     also written to `joined` in their kind.
+
+    The gradient is fp32 if the address `out` is zero; otherwise of kind `kind`, and of the results `out` of a ReLU.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     number = np.int64(quotient(np.uint64(thread), pieces))
@@ -203,8 +206,12 @@ def join_rows_gpu(grad, num_rows, num_kept, length, num_slices, pieces, kind, jo
         first = number * length
         last = min(first + length, num_rows)
         bytes_of_piece = 16 if kind == 0 else 32
-        join_rows_16(joined + np.uint64(piece * 16), partials + np.uint64(thread * bytes_of_piece),
-                     grad + np.uint64(piece * bytes_of_piece), first, last, num_kept, pieces, kind)  # fmt: skip
+        of_out = np.uint64(0)
+        if out != 0:
+            of_out = out + np.uint64(piece * 16)
+        of_grad = np.uint64(piece * (bytes_of_piece if out == 0 else 16))
+        join_rows_16(joined + np.uint64(piece * 16), partials + np.uint64(thread * bytes_of_piece), grad + of_grad,
+                     of_out, first, last, num_kept, pieces, kind)  # fmt: skip
 
 
 @gpu_kernel("u8 u8 i8[] i8[] u8 u8 i8 i4 u8", sources=("aggregate", "typed_attention"))

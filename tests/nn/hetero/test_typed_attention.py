@@ -13,6 +13,7 @@ from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets.igbh import synthetic_igbh
 from pyg_direct.kernels.aggregate.typed_attention import warps_of_row
 from pyg_direct.nn.hetero import attention, joined_edges
+from pyg_direct.nn.hetero.unread_rows import RowsOfPass
 from pyg_direct.ops.aggregate import compute_softmax, compute_typed_attention, operators
 from pyg_direct.ops.local_ids.build_csr import compress_ids
 from tests import cuda_on_cpu
@@ -376,6 +377,41 @@ def test_code_of_gpus_equals_the_operators_on_a_cpu(kind, dtype, heads, channels
               else {"attend_pairs_gpu", "total_gradients_gpu", "add_groups_gpu", "pull_keys_gpu",
                     "pull_queries_gpu"})  # fmt: skip
     assert both | others < set(names)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_sums_that_a_relu_follows_are_written_as_the_next_layer_reads_them(graph, launches, monkeypatch):
+    batch = draw_batch(graph, "cpu", (2, 1, 1), 3)
+    torch.manual_seed(0)
+    model = RGAT(graph, CLASSES, HIDDEN)
+    accelerate(model, replay=False)
+    rows, dtypes = RowsOfPass(), []
+    plain = attention.attend_groups
+    monkeypatch.setattr(attention, "attend_groups", lambda *given: note_sums(dtypes, plain(*given)))
+
+    def run():
+        with rows.leave_out(float("nan")):
+            return differentiate(model, batch, torch.bfloat16)
+
+    with torch.autocast("cpu", torch.bfloat16), rows.follow():
+        assert rows.find_unread([model(batch)])
+    expected, grads = run()
+    # The last layer is followed by a matrix of its own.
+    assert rows.find_relus([]) is True
+    assert rows._relus == {0, 1}
+    out, found = run()
+
+    assert dtypes == [torch.float32] * 3 + [torch.bfloat16] * 2 + [torch.float32]
+    assert torch.equal(out, expected)
+    for grad, exact in zip(found, grads, strict=True):
+        assert (grad is None) == (exact is None)
+        assert grad is None or (grad - exact).norm() <= 3e-2 * exact.norm() + 1e-6
+
+
+def note_sums(dtypes, made):
+    dtypes.append(made[0][0].dtype)
+    return made
 
 
 class ProductCase:
