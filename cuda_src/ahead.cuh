@@ -1,5 +1,5 @@
-// Rows on their way from memory while a warp adds up those before them. They wait in shared memory: in registers a thread
-// would have room for two, and a copy between registers would wait for both.
+// Rows on their way from memory while a warp adds up those before them. They wait in shared memory: in registers a
+// thread would have room for two, and a copy between registers would wait for both.
 
 #pragma once
 
@@ -27,8 +27,8 @@ __device__ __forceinline__ void end_copies() {}
 template <int groups> __device__ __forceinline__ void wait_for_copies() {}
 #endif
 
-// The part of each row of a table that a warp reads: a thread has `V` pieces of 16 bytes, side by side, which all belong to
-// one head. Shared memory has room for the first rows of two lists.
+// The part of each row of a table that a warp reads: a thread has `V` pieces of 16 bytes, side by side, which all
+// belong to one head. Shared memory has room for the first rows of two lists.
 template <int V> struct Rows {
     static const int ROOM = 2 * AHEAD * V * THREADS_OF_BLOCK;
     uint4 *memory;
@@ -58,8 +58,8 @@ template <int V> struct Rows {
             if (u < num) send(turn * AHEAD + u, __shfl_sync(WARP, id, u));
         end_copies();
     }
-    // Calls `add` for each row of a list whose first rows were sent; the first ones of the next list have been sent since.
-    // Ids are in `ids`, and in `id` as for `send_first`.
+    // Calls `add` for each row of a list whose first rows were sent; the first ones of the next list have been sent
+    // since. Ids are in `ids`, and in `id` as for `send_first`.
     template <class Kind, class Add>
     __device__ __forceinline__ void read(int turn, int num, unsigned id, const int *ids, Add add) const
     {

@@ -35,9 +35,9 @@ extern "C" __device__ int dot_head_16(int *, u64 to, u64 grad, u64 out, int lane
     return 0;
 }
 
-// Attention of several relations, for a warp's part of rows. Part k of a type has sizes[k] targets, from starts[k] on, of
-// relation relations[k]; the three numbers of all `num_relations` parts lie at `parts`, one after the other. Target t has
-// edges [ends[t], ends[t + 1]). Arrays keep their first addresses, which take no registers.
+// Attention of several relations, for a warp's part of rows. Part k of a type has sizes[k] targets, from starts[k] on,
+// of relation relations[k]; the three numbers of all `num_relations` parts lie at `parts`, one after the other. Target
+// t has edges [ends[t], ends[t + 1]). Arrays keep their first addresses, which take no registers.
 struct Parts {
     const float *by_target, *vectors;
     const int *ends, *row;
@@ -112,8 +112,9 @@ struct Lines {
 // Difference of scores from which on sums of exponentials take the larger one for their unit.
 #define MOST_ABOVE 30.0f
 
-// Adds the attention of a target to `result`, number i at i * THREADS_OF_BLOCK, and writes the weights of its edges: their
-// sign bit is set if the score is not above zero. A score is bend(x[source] . vector + by_target[target]). Each row is read once, as in attend.cu.
+// Adds the attention of a target to `result`, number i at i * THREADS_OF_BLOCK, and writes the weights of its edges:
+// their sign bit is set if the score is not above zero. A score is bend(x[source] . vector + by_target[target]). Each
+// row is read once, as in attend.cu.
 template <class Kind, int V>
 __device__ __forceinline__ void attend_span(float *result, const Rows<V> &rows, int turn, const Parts &parts,
                                             const Span &span, const Place<V> &place)
@@ -161,9 +162,9 @@ __device__ __forceinline__ void attend_span(float *result, const Rows<V> &rows, 
 }
 
 template <class Kind, int V>
-__device__ __forceinline__ void attend_lines(uint4 *memory, float *sums, u64 x, u64 totals, const Parts &parts, u64 bias,
-                                             int first_part, int last_part, unsigned first, int line, int end, int kept,
-                                             int type, int lanes, int pieces, int begin, int lane, bool has_relu)
+__device__ __forceinline__ void attend_lines(uint4 *memory, float *sums, u64 x, u64 totals, const Parts &parts,
+                                             u64 bias, int first_part, int last_part, unsigned first, int line,
+                                             int end, int kept, int type, int lanes, int pieces, int begin, int lane, bool has_relu)
 {
     const int items = V * Kind::items;
     const Rows<V> rows(memory, x, pieces, begin, lane);
@@ -218,10 +219,10 @@ __device__ __forceinline__ void attend_lines(uint4 *memory, float *sums, u64 x, 
     }
 #define PIECES_OF_WARP (lanes > 1 && pieces > LANES ? 2 * LANES : LANES)
 
-// Part `of_row` of the sums of rows [line, end) of a type, fp32: of each part in [first_part, last_part), the attention of
-// the row's target, added up, and the type's row of `bias` unless this address is zero. The type's rows begin at row
-// `first` of `totals`; those from `kept` on have no targets. `alpha` may be zero. Kind 0 is fp32, 1 fp16, 2 bfloat16. With
-// `has_relu` sums below zero become zero, and are of kind `kind`.
+// Part `of_row` of the sums of rows [line, end) of a type, fp32: of each part in [first_part, last_part), the attention
+// of the row's target, added up, and the type's row of `bias` unless this address is zero. The type's rows begin at row
+// `first` of `totals`; those from `kept` on have no targets. `alpha` may be zero. Kind 0 is fp32, 1 fp16, 2 bfloat16.
+// With `has_relu` sums below zero become zero, and are of kind `kind`.
 extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u64 by_target, u64 vectors, u64 bias,
                                           u64 ends, u64 row, u64 parts_at, int num_relations, int first_part,
                                           int last_part, int first, int line, int end, int kept, int type,
@@ -237,15 +238,15 @@ extern "C" __device__ int attend_lines_16(int *, u64 totals, u64 alpha, u64 x, u
         reinterpret_cast<const long long *>(parts_at), reinterpret_cast<float *>(alpha), num_relations, num_edges,
         (unsigned)heads, slope};
 #define ATTEND(Kind, V)                                                                                              \
-    attend_lines<Kind, V>(memory, sums, x, totals, parts, bias, first_part, last_part, (unsigned)first, line, end, kept,   \
-                          type, lanes, pieces, of_row * PIECES_OF_WARP, lane, has_relu != 0)
+    attend_lines<Kind, V>(memory, sums, x, totals, parts, bias, first_part, last_part, (unsigned)first, line, end,   \
+                          kept, type, lanes, pieces, of_row * PIECES_OF_WARP, lane, has_relu != 0)
     FOR_ROWS(ATTEND)
 #undef ATTEND
     return 0;
 }
 
-// Edges of a target or of a source. Thread i has the id of edge i: its source, or its target and the number of the edge.
-// In each head, thread i has the weight of edge i, or its signs, and the gradient of its score.
+// Edges of a target or of a source. Thread i has the id of edge i: its source, or its target and the number of the
+// edge. In each head, thread i has the weight of edge i, or its signs, and the gradient of its score.
 struct List {
     int first, num, id, edge;
     float weight, share;
@@ -304,7 +305,8 @@ __device__ __forceinline__ void pull_scores(uint4 *memory, u64 x, u64 to_vector,
     auto open = [&](List &list, int turn, int of_target) {
         rows.send_first(turn, list.num, list.id);
         if (list.num == 0) return;
-        if (group.lane < list.num) list.weight = all.alpha[(unsigned)(list.first + group.lane) * all.heads + place.head];
+        const unsigned at = (unsigned)(list.first + group.lane) * all.heads + place.head;
+        if (group.lane < list.num) list.weight = all.alpha[at];
         list.is_only = lane < list.num && all.count_edges(list.id) == 1;
 #pragma unroll
         for (int v = 0; v < V; ++v)
@@ -380,10 +382,11 @@ __device__ __forceinline__ void pull_scores(uint4 *memory, u64 x, u64 to_vector,
     if (is_used) store_fp32<items>(to_vector + place.piece * (Kind::items * 4), 0, along);
 }
 
-// Gradients of the scores of the edges of targets [target, end) of one relation before `bend`, in `to_edges`, their sums
-// by target, and in row `to_vector` the sum of the edges' rows times these, fp32; and the gradients of rows with one edge.
-// Target t has edges [ends[t], ends[t + 1]) and row t + shift of `grad`. Addresses are first ones, but of `to_vector`, and
-// of `vector`, which is the relation's; `alpha` has the weights of `attend_lines_16`, which has `of_row`.
+// Gradients of the scores of the edges of targets [target, end) of one relation before `bend`, in `to_edges`, their
+// sums by target, and in row `to_vector` the sum of the edges' rows times these, fp32; and the gradients of rows with
+// one edge. Target t has edges [ends[t], ends[t + 1]) and row t + shift of `grad`. Addresses are first ones, but of
+// `to_vector`, and of `vector`, which is the relation's; `alpha` has the weights of `attend_lines_16`, which has
+// `of_row`.
 extern "C" __device__ int pull_scores_16(int *, u64 to_vector, u64 to_edges, u64 to_targets, u64 to_x, u64 alpha, u64 x,
                                          u64 grad, u64 vector, u64 ends, u64 row, u64 indptr, int num_edges, int target,
                                          int end, int shift, int heads, int lanes, int of_row, int lane, float slope,
@@ -500,7 +503,8 @@ __device__ __forceinline__ void pull_rows(uint4 *memory, u64 grad, const Gradien
         return list;
     };
     auto weigh = [&](List &list, int e) {
-        const unsigned at = __shfl_sync(WARP, (unsigned)list.edge, (e & (LANES - 1)) + group.lane) * all.heads + place.head;
+        const unsigned number = __shfl_sync(WARP, list.edge, (e & (LANES - 1)) + group.lane);
+        const unsigned at = number * all.heads + place.head;
         list.weight = list.share = 0.0f;
         if (e + group.lane < list.num) list.weight = all.alpha[at], list.share = all.to_edges[at];
     };
@@ -535,9 +539,9 @@ __device__ __forceinline__ void pull_rows(uint4 *memory, u64 grad, const Gradien
     }
 }
 
-// Gradients of part `of_row` of the rows of sources [source, end) of one relation, as of `pull_row_16`; but for rows of one
-// edge, which `pull_scores_16` has written, and of more than `most`. Addresses are first ones, but of `grad`, which is of
-// the row that target 0 of the relation has or would have, and of the relation's `vector`.
+// Gradients of part `of_row` of the rows of sources [source, end) of one relation, as of `pull_row_16`; but for rows of
+// one edge, which `pull_scores_16` has written, and of more than `most`. Addresses are first ones, but of `grad`, which
+// is of the row that target 0 of the relation has or would have, and of the relation's `vector`.
 extern "C" __device__ int pull_rows_16(int *, u64 to_x, u64 grad, u64 indptr, u64 target, u64 edge, u64 alpha,
                                        u64 shares, u64 vector, int num_edges, int source, int end, int most, int heads,
                                        int lanes, int of_row, int lane, int kind)
@@ -587,9 +591,9 @@ __device__ __forceinline__ void join_rows(u64 to, u64 total_at, u64 grad, const 
     store_fp32<Kind::items>(total_at, 0, total);
 }
 
-// Sum of a piece of the rows [first, last) of a gradient, fp32 at `total`. Rows below `kept` are written to `to`, of kind
-// `kind`. The gradient is fp32 if `out` is zero; otherwise it is of kind `kind` and of the results `out` of a ReLU.
-// Addresses are of the piece of row 0.
+// Sum of a piece of the rows [first, last) of a gradient, fp32 at `total`. Rows below `kept` are written to `to`, of
+// kind `kind`. The gradient is fp32 if `out` is zero; otherwise it is of kind `kind` and of the results `out` of a
+// ReLU. Addresses are of the piece of row 0.
 extern "C" __device__ int join_rows_16(int *, u64 to, u64 total, u64 grad, u64 out, long long first, long long last,
                                        long long kept, int pieces, int kind)
 {

@@ -74,7 +74,10 @@ template <class T> static inline T exchange(T value, int lane)
     pthread_barrier_wait(&lanes_->barrier);
     return BITS(T, other);
 }
-template <class T> static inline T __shfl_xor_sync(unsigned, T value, int step) { return exchange(value, lane_ ^ step); }
+template <class T> static inline T __shfl_xor_sync(unsigned, T value, int step)
+{
+    return exchange(value, lane_ ^ step);
+}
 template <class T> static inline T __shfl_sync(unsigned, T value, int lane, int width = 32)
 {
     return exchange(value, (lane_ & -width) + (lane & (width - 1)));

@@ -212,11 +212,13 @@ class RowsOfPass:
             if rows is None:
                 continue
             count = self._shapes[number, kind][0] if kind in call.num_read else len(rows)
+            made = rows
             if call.has_relu and number in self._able:
-                out[kind] = _stand_in(rows, count, self._find_filler(torch.float32, rows.device), has_relu=True)
+                made = _stand_in(rows, count, self._find_filler(torch.float32, rows.device), has_relu=True)
             elif len(rows) < count:
-                out[kind] = _stand_in(rows, count, self._find_filler(rows.dtype, rows.device))
-            self.mark(out[kind], _Source(number, False))
+                made = _stand_in(rows, count, self._find_filler(rows.dtype, rows.device))
+            out[kind] = made
+            self.mark(made, _Source(number, False))
         unused = self._unused.get(number)
         if not unused:
             return out

@@ -355,8 +355,14 @@ def launches(library, monkeypatch):
 
 
 # Rows of the fourth take all threads of a warp; in the last two a thread has two pieces.
-SHAPES = [(torch.float32, 2, 16), (torch.float16, 1, 32), (torch.bfloat16, 3, 8), (torch.bfloat16, 8, 32),
-          (torch.float32, 3, 64), (torch.bfloat16, 2, 256)]
+SHAPES = [
+    (torch.float32, 2, 16),
+    (torch.float16, 1, 32),
+    (torch.bfloat16, 3, 8),
+    (torch.bfloat16, 8, 32),
+    (torch.float32, 3, 64),
+    (torch.bfloat16, 2, 256),
+]
 
 
 @pytest.mark.full
