@@ -164,7 +164,8 @@ __device__ __forceinline__ void attend_span(float *result, const Rows<V> &rows, 
 template <class Kind, int V>
 __device__ __forceinline__ void attend_lines(uint4 *memory, float *sums, u64 x, u64 totals, const Parts &parts,
                                              u64 bias, int first_part, int last_part, unsigned first, int line,
-                                             int end, int kept, int type, int lanes, int pieces, int begin, int lane, bool has_relu)
+                                             int end, int kept, int type, int lanes, int pieces, int begin, int lane,
+                                             bool has_relu)
 {
     const int items = V * Kind::items;
     const Rows<V> rows(memory, x, pieces, begin, lane);
