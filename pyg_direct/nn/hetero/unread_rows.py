@@ -5,8 +5,8 @@ model that trims its layers to what the next one reads discards the outermost ho
 `RowsOfPass` follows tensors through a trial pass. A pass in its `leave_out` block computes no relation into unread
 types. Of other types it gives a model tensors that stand for all rows, but hold the first ones, which it reads.
 
-Under autocast, the next layer rounds rows where a matrix reads them. If a model passes the results of a layer through a
-ReLU and gives them to nothing but such a layer, the first layer writes them like that (`find_relus`).
+Under autocast, matrices of the next layer read rounded rows. If a model passes the results of a layer through a ReLU,
+and only such matrices read them, the layer writes these rows at once (`find_relus`).
 """
 
 from __future__ import annotations
