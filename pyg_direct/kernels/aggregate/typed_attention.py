@@ -117,8 +117,8 @@ def pull_scores_gpu(x, grad, ends, row, alpha, vectors, indptr, bounds, begins, 
                     heads, lanes, slope, kind, to_edges, to_targets, to_x, partials):  # fmt: skip
     """Gradients of the scores of edges before `leaky`, and their sums by target.
 
-    Each slice of targets also sums the rows of its edges, fp32, each head times the gradient of its score, and writes
-    the gradients of rows of sources with one edge. All but arrays are addresses; `ends`, `row` and `indptr` are int32.
+    Each slice of targets also sums the rows of its edges, fp32, each head times the gradient of its score. It writes
+    the gradients of rows whose source has one edge. All but arrays are addresses; `ends`, `row` and `indptr` are int32.
     See `attend_groups_gpu` for `alpha`, `total_gradients_gpu` for `bounds` and `shifts`, and `pull_attention_gpu` for
     `indptr`. A slice is `length` targets of one relation, the last of it fewer. The slices of relation r begin at
     begins[r]. A warp reads its part of rows.
@@ -142,10 +142,9 @@ def pull_scores_gpu(x, grad, ends, row, alpha, vectors, indptr, bounds, begins, 
             sources=("aggregate", "typed_attention"), resident_blocks=2)  # fmt: skip
 def pull_attention_gpu(grad, indptr, indptr_at, target, edge, alpha, shares, vectors, bounds, shifts, num_edges,
                        num_sources, run, heads, lanes, kind, slices, counts, partials, to_x):  # fmt: skip
-    """Gradients of rows of sources, for heads of `lanes` times 16 bytes; but of those with one edge, which
-    `pull_scores_gpu` has written.
+    """Gradients of rows of sources, for heads of `lanes` times 16 bytes.
 
-    All but arrays are addresses; `indptr_at` is the address of `indptr`, the offsets of the sources in the order of
+    `pull_scores_gpu` has written those of sources with one edge. All but arrays are addresses; `indptr_at` is the address of `indptr`, the offsets of the sources in the order of
     edges by source. In this order `target` and `edge` give the target and the number of each edge, int32. `shares` are
     the gradients of scores. The sources of relation r begin at bounds[r]; its vector is row r of `vectors`. A warp
     computes its part of `run` items, each a source or a slice of its edges.

@@ -5,8 +5,8 @@ model that trims its layers to what the next one reads discards the outermost ho
 `RowsOfPass` follows tensors through a trial pass. A pass in its `leave_out` block computes no relation into unread
 types. Of other types it gives a model tensors that stand for all rows, but hold the first ones, which it reads.
 
-Under autocast, matrices of the next layer read rounded rows. If a model passes the results of a layer through a ReLU,
-and only such matrices read them, the layer writes these rows at once (`find_relus`).
+Under autocast, matrices of the next layer read rounded rows. A layer writes these at once if the model passes its
+results through a ReLU, and nothing else reads them (`find_relus`).
 """
 
 from __future__ import annotations
