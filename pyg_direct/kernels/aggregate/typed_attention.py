@@ -144,10 +144,11 @@ def pull_attention_gpu(grad, indptr, indptr_at, target, edge, alpha, shares, vec
                        num_sources, run, heads, lanes, kind, slices, counts, partials, to_x):  # fmt: skip
     """Gradients of rows of sources, for heads of `lanes` times 16 bytes.
 
-    `pull_scores_gpu` has written those of sources with one edge. All but arrays are addresses; `indptr_at` is the address of `indptr`, the offsets of the sources in the order of
-    edges by source. In this order `target` and `edge` give the target and the number of each edge, int32. `shares` are
-    the gradients of scores. The sources of relation r begin at bounds[r]; its vector is row r of `vectors`. A warp
-    computes its part of `run` items, each a source or a slice of its edges.
+    `pull_scores_gpu` has written those of sources with one edge. All but arrays are addresses; `indptr_at` is the
+    address of `indptr`, the offsets of the sources in the order of edges by source. In this order `target` and `edge`
+    give the target and the number of each edge, int32. `shares` are the gradients of scores. The sources of relation r
+    begin at bounds[r]; its vector is row r of `vectors`. A warp computes its part of `run` items, each a source or a
+    slice of its edges.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     warps = np.int32(warps_of_row(heads, lanes))
