@@ -360,9 +360,6 @@ def _project(relations: Sequence[Relation], sizes: Sequence[int], used: Used) ->
     left, right = zip(*(_matrices(relation.conv) for relation in relations), strict=True)
     dtype = _find_dtype(first, relations[0].sources)
     weights, biases = [matrix.weight for matrix in right], [matrix.bias for matrix in right]
-    rows = find_rows_of_pass()
-    if rows is not None:
-        rows.begin_products()
     if not _adds_rows(first):
         made, of_targets = project(relations, [matrix.weight for matrix in left], weights,
                                    [relation.conv.att_dst for relation in relations], read.split(), sizes, used,

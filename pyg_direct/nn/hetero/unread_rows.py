@@ -12,7 +12,7 @@ results through a ReLU, and nothing else reads them (`find_relus`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -75,8 +75,6 @@ class RowsOfPass:
         self._call: LayerCall | None = None
         self._sources: set[int] = set()
         self._changes = True
-        # Is called before the first products.
-        self.on_products: Callable[[], None] | None = None
         # Nodes of autograd that made results of calls.
         self._nodes: dict[Any, _Source] = {}
 
@@ -168,12 +166,6 @@ class RowsOfPass:
         self._call = LayerCall(number, frozenset(self._unused.get(number, ())), self._num_read.get(number, {}),
                                number in self._relus)  # fmt: skip
         return self._call
-
-    def begin_products(self) -> None:
-        """Note that a call is about to read rows for the first time: before, it looked at edges alone."""
-        if self._call is not None and self.on_products is not None:
-            begin, self.on_products = self.on_products, None
-            begin()
 
     def note_products(self, *, may_relu: bool) -> bool:
         """Note that matrices alone read the rows of the call that runs; return if its results pass a ReLU.

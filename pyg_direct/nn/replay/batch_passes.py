@@ -8,7 +8,7 @@ in the padding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from operator import lt
 from typing import Any
 
@@ -50,8 +50,6 @@ class BatchPasses(RecordedPasses):
     _kwargs: dict[str, Any]
     # Rows of each hop in the gradients of the last pass; None for one that is zero, or without padding.
     _spread_counts: Sequence[Counts | None] = ()
-    # Stream that copies rows while the recording looks at edges; None if it reads rows from the beginning.
-    _copies: torch.cuda.Stream | None = None
 
     # What a subclass has.
 
@@ -73,19 +71,9 @@ class BatchPasses(RecordedPasses):
         """Copy the arguments of a pass; False if they do not fit."""
         if not self._fill_edges(call):
             return False
-        if self._copies is not None:
-            # The last pass has read the places.
-            self._copies.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.no_grad(), nullcontext() if self._copies is None else torch.cuda.stream(self._copies):
+        with torch.no_grad():
             copy_hops(self._list_rows(call))
         return True
-
-    def _replay_forward(self) -> None:
-        copies = self._copies
-        if copies is None:
-            super()._replay_forward()
-        else:
-            self._graphs[0].replay(lambda: torch.cuda.current_stream(self._device).wait_stream(copies))
 
     def _prepare(self) -> None:
         self._edges.register()
@@ -225,8 +213,6 @@ class PaddedPasses(BatchPasses):
         largest: Nodes and edges of each hop of the largest batches known.
     """
 
-    _may_copy_late = True
-
     def __init__(self, model: Any, rules: Rules, call: Call, largest: Sizes) -> None:
         super().__init__(model, rules, call.tensors[0].device)
         self._largest, self._seeds = largest, call.seeds
@@ -240,42 +226,6 @@ class PaddedPasses(BatchPasses):
         self._args, self._kwargs = fill_in(call.nest, iter(self._places), self._edges.places)
         # Of each result the type of its rows and how many hops they are; 0 for the seeds alone.
         self._results: list[tuple[str, int]] = []
-
-    def record(self, call: Call) -> str | None:
-        """See `RecordedPasses`."""
-        reason = super().record(call)
-        if reason is None and self._device.type == "cuda" and len(self._graphs[0].parts) > 1 and self._reads_late(call):
-            self._copies = torch.cuda.Stream(self._device)
-        return reason
-
-    def _reads_late(self, call: Call) -> bool:
-        """Report whether results are the same if rows come after the first part of the recording."""
-        places = [place for (_, is_edges), place in zip(call.roles, self._places, strict=True) if not is_edges]
-        if any(place.itemsize < 2 or not place.is_floating_point() for place in places):
-            return False
-        kept = [place.clone() for place in places]
-
-        def restore() -> None:
-            for place, rows in zip(places, kept, strict=True):
-                place.copy_(rows)
-
-        def run() -> list[Tensor]:
-            self._graphs[0].replay(restore)
-            for grad in self._grads:
-                grad.fill_(1)
-            for graph in self._graphs[1:]:
-                graph.replay()
-            found = [*self._outs, *(part for part in (self._flat, *self._gradients) if part is not None)]
-            return [part.clone() for part in found]
-
-        with torch.no_grad(), left_as_it_was(self._model(), self._device):  # type: ignore[arg-type]
-            expected = run()
-            for place in places:
-                place.fill_(torch.nan)
-            found = run()
-            for grad in self._grads:
-                grad.zero_()
-        return all(map(is_near, found, expected))
 
     def make_again(self, call: Call) -> PaddedPasses:
         """Make other places for the arguments of a pass."""

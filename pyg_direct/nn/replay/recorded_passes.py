@@ -23,7 +23,7 @@ from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, li
 from pyg_direct.nn.replay.model_call import Call, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.runtime.cuda.graph_capture import CutGraph, Recorder, find_wait, waits_refused
+from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait, waits_refused
 
 # Share of the free memory that tensors kept for backward may take twice.
 _MOST_KEPT = 1 / 4
@@ -110,8 +110,6 @@ class RecordedPasses:
     """Passes of a model over places of fixed size; a subclass has the places."""
 
     _is_padded = False
-    # True if rows may be copied while the first part of the recording looks at edges.
-    _may_copy_late = False
 
     def __init__(self, model: Any, rules: Rules, device: torch.device) -> None:
         # The module holds this.
@@ -140,7 +138,7 @@ class RecordedPasses:
         self._modes: list[tuple[Any, bool]] = []
         self._autocast = (False, torch.float16)
         self._turn: weakref.ref[_Turn] | None = None
-        self._graphs: list[CutGraph] = []
+        self._graphs: list[Any] = []
         self._is_trial = True
         # Types and rows of layers that the passes leave out, and leaves whose gradient is zero without these.
         self._rows: RowsOfPass | None = None
@@ -180,10 +178,6 @@ class RecordedPasses:
         for place, grad in zip(self._grads, grads, strict=True):
             place.zero_() if grad is None else place.copy_(grad)
 
-    def _replay_forward(self) -> None:
-        """Run forward over the places, once they have the arguments."""
-        self._graphs[0].replay()
-
     # For both.
 
     def is_busy(self) -> bool:
@@ -212,8 +206,6 @@ class RecordedPasses:
         with self._keeper, _own_leaves(model, self._parameters) as leaves:
             self._leaves = [*leaves, *self._learning]
             with nullcontext() if self._rows is None else self._rows.leave_out():
-                if self._rows is not None and self._may_copy_late and self._device.type == "cuda":
-                    self._rows.on_products = recorder.cut
                 self._graphs = [recorder.record(self._run)]
             self._outs = [part.detach() for part in self._made]
             if self._rules.is_graded:
@@ -401,7 +393,7 @@ class RecordedPasses:
             # Bypass the `torch.func` support of `Function.apply`; its transforms do not come here.
             outs = super(Function, _Replayed).apply(self, call, *self._reached_parameters, *learning)  # type: ignore[misc]
         else:
-            self._replay_forward()
+            self._graphs[0].replay()
             outs = self.cut(self._outs, call)
         return fill_in(self._nest, iter(outs))
 
@@ -412,7 +404,7 @@ class RecordedPasses:
     def go_forth(self, call: Call) -> tuple[list[Tensor], _Turn]:
         """Return results of a pass in new memory."""
         turn = _Turn(self._device, list(map(read_version, self._parameters)))
-        self._replay_forward()
+        self._graphs[0].replay()
         self._turn = weakref.ref(turn)
         return self.cut(self._outs, call), turn
 

@@ -183,7 +183,7 @@ def waits_refused() -> Iterator[None]:
 
 
 @contextmanager
-def record_graph(graph: torch.cuda.CUDAGraph | CutGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
     """Capture the work of the block, on a stream that is otherwise idle; others may allocate and wait meanwhile."""
     with torch.cuda.stream(stream):
         graph.capture_begin(pool, capture_error_mode="thread_local")
@@ -191,37 +191,6 @@ def record_graph(graph: torch.cuda.CUDAGraph | CutGraph, stream: torch.cuda.Stre
             yield
         finally:
             graph.capture_end()
-
-
-class CutGraph:
-    """Graphs that are replayed one after the other: one, or more if `cut` was called during the capture."""
-
-    def __init__(self) -> None:
-        self.parts: list[torch.cuda.CUDAGraph] = []
-        self._options: dict[str, Any] = {}
-
-    def capture_begin(self, pool: Any, **options: Any) -> None:
-        """Begin the first graph, as `CUDAGraph` does."""
-        self._options = {"pool": pool, **options}
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(**self._options)
-        self.parts.append(graph)
-
-    def capture_end(self) -> None:
-        """End the last graph."""
-        self.parts[-1].capture_end()
-
-    def cut(self) -> None:
-        """End a graph, and begin the next one."""
-        self.capture_end()
-        self.capture_begin(**self._options)
-
-    def replay(self, between: Callable[[], None] | None = None) -> None:
-        """Enqueue the work; `between` is called after the first graph."""
-        for number, part in enumerate(self.parts):
-            if number == 1 and between is not None:
-                between()
-            part.replay()
 
 
 class Recorder:
@@ -239,11 +208,10 @@ class Recorder:
         # Torch's own capture stream belongs to the GPU that was current at its first use.
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._graph = CutGraph()
 
-    def record(self, work: Callable[[], None]) -> CutGraph:
+    def record(self, work: Callable[[], None]) -> Any:
         """Record `work` as a graph to be replayed with `replay()`; its results are not computed before."""
-        self._graph = CutGraph()
+        graph = torch.cuda.CUDAGraph()
         if self._empties:
             # Operations of earlier passes that still live in a reference cycle order gradients after streams that are
             # not captured.
@@ -259,16 +227,12 @@ class Recorder:
             with (
                 products_leave(spared, self._device),
                 torch.cuda.stream(torch.cuda.current_stream(self._device)),
-                record_graph(self._graph, self._stream, self._pool),
+                record_graph(graph, self._stream, self._pool),
             ):
                 work()
         finally:
             torch.clear_autocast_cache()
-        return self._graph
-
-    def cut(self) -> None:
-        """Let what `record` records from now on be a graph of its own, replayed after the one before."""
-        self._graph.cut()
+        return graph
 
 
 def find_wait(work: Callable[[], None], failures: type[Exception] = RuntimeError) -> str | None:

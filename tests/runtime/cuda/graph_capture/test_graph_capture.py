@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import CudaError
-from pyg_direct.runtime.cuda.graph_capture import CapturedGraph, CutGraph, record_graph
+from pyg_direct.runtime.cuda.graph_capture import CapturedGraph, record_graph
 from pyg_direct.runtime.cuda.launch import on_raw_stream
 
 
@@ -25,32 +25,6 @@ def test_a_recording_that_begins_ends(monkeypatch, fails):
             raise KeyError
 
     assert log == ["thread_local", "block", "end"]
-
-
-def test_a_recording_that_is_cut_is_replayed_in_its_order(monkeypatch):
-    log, numbers = [], iter(range(9))
-
-    def make():
-        number = next(numbers)
-        return SimpleNamespace(
-            capture_begin=lambda pool, capture_error_mode: log.append(("begin", number, pool, capture_error_mode)),
-            capture_end=lambda: log.append(("end", number)),
-            replay=lambda: log.append(("replay", number)),
-        )
-
-    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", make)
-    graph = CutGraph()
-
-    with record_graph(graph, None, "pool"):
-        graph.cut()
-    graph.replay(lambda: log.append("between"))
-    graph.replay()
-
-    ways = "pool", "thread_local"
-    replays = [("replay", 0), ("replay", 1)]
-    assert log == [("begin", 0, *ways), ("end", 0), ("begin", 1, *ways), ("end", 1), replays[0], "between", replays[1],
-                   *replays]  # fmt: skip
 
 
 @pytest.mark.gpu
