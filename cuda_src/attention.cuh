@@ -20,14 +20,25 @@ struct Group {
     __device__ __forceinline__ float sum(float value) const
     {
         if (mask == 0xffffffff) {
-#pragma unroll
-            for (int step = 16; step > 0; step >>= 1) {
-                const float other = __shfl_xor_sync(0xffffffff, value, step);
-                if (step < lanes) value += other;
-            }
-            return value;
+            if (lanes > 8) value = add_far<16, 8>(value);
+            return add_far<4, 1>(value);
         }
         for (int step = lanes >> 1; step > 0; step >>= 1) value += __shfl_xor_sync(mask, value, step);
         return value;
+    }
+    // Adds the values of threads that are `most` to `least` away, of a whole warp.
+    template <int most, int least> __device__ __forceinline__ float add_far(float value) const
+    {
+#pragma unroll
+        for (int step = most; step >= least; step >>= 1) {
+            const float other = __shfl_xor_sync(0xffffffff, value, step);
+            if (step < lanes) value += other;
+        }
+        return value;
+    }
+    // The value of thread i of the group, of a whole warp.
+    __device__ __forceinline__ float get(float value, int i) const
+    {
+        return __shfl_sync(0xffffffff, value, i, lanes);
     }
 };

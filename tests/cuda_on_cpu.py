@@ -28,7 +28,8 @@ _CUDA = r"""
 #include <vector>
 #define __device__
 #define __forceinline__ inline
-#define __shared__ static thread_local
+// Memory of a block is memory of the threads that run at one time.
+#define __shared__ static
 #define __align__(bytes)
 #define __expf exp_of
 #define BITS(To, from) ({ To to_; memcpy(&to_, &from, sizeof(to_)); to_; })
@@ -37,7 +38,6 @@ using std::min;
 struct uint4 { unsigned x, y, z, w; };
 struct float4 { float x, y, z, w; };
 struct uint2 { unsigned x, y; };
-// Memory of a block is memory of the thread here.
 static const struct { int x; } threadIdx = {0};
 // Copies come as late as they may: when their group is waited for.
 static thread_local std::vector<std::vector<std::function<void()>>> groups_(1);
@@ -55,7 +55,7 @@ static inline float __uint_as_float(unsigned bits) { return BITS(float, bits); }
 static inline unsigned __float_as_uint(float value) { return BITS(unsigned, value); }
 static inline float exp_of(float value) { return std::exp(value); }
 static inline void atomicAdd(float *to, float value) { *to += value; }
-struct Lanes { pthread_barrier_t barrier; float value[32]; };
+struct Lanes { pthread_barrier_t barrier; unsigned value[32]; };
 static thread_local Lanes *lanes_;
 static thread_local int lane_;
 extern "C" void *make_lanes(int count)
@@ -66,14 +66,32 @@ extern "C" void *make_lanes(int count)
 }
 extern "C" void enter(void *lanes, int lane) { lanes_ = (Lanes *)lanes, lane_ = lane; }
 static inline void __syncwarp(unsigned) { pthread_barrier_wait(&lanes_->barrier); }
-static inline float __shfl_xor_sync(unsigned, float value, int step)
+template <class T> static inline T exchange(T value, int lane)
 {
+    lanes_->value[lane_] = BITS(unsigned, value);
+    pthread_barrier_wait(&lanes_->barrier);
+    const unsigned other = lanes_->value[lane];
+    pthread_barrier_wait(&lanes_->barrier);
+    return BITS(T, other);
+}
+template <class T> static inline T __shfl_xor_sync(unsigned, T value, int step)
+{
+    return exchange(value, lane_ ^ step);
+}
+template <class T> static inline T __shfl_sync(unsigned, T value, int lane, int width = 32)
+{
+    return exchange(value, (lane_ & -width) + (lane & (width - 1)));
+}
+static inline unsigned __ballot_sync(unsigned, bool value)
+{
+    unsigned all = 0;
     lanes_->value[lane_] = value;
     pthread_barrier_wait(&lanes_->barrier);
-    const float other = lanes_->value[lane_ ^ step];
+    for (int lane = 0; lane < 32; ++lane) all |= lanes_->value[lane] << lane;
     pthread_barrier_wait(&lanes_->barrier);
-    return other;
+    return all;
 }
+static inline int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 """
 # PTX in C++ and what GPUs without it do, and the same for a CPU.
 _PTX = {
@@ -91,7 +109,7 @@ _TYPES = {
     "f4": ctypes.c_float,
 }
 _SCALARS = {"u8": np.uint64, "i8": np.int64, "i4": np.int32, "f4": np.float32}
-_HEADERS = "ahead.cuh", "attention.cuh", "items.cuh"
+_HEADERS = "items.cuh", "attention.cuh", "ahead.cuh"
 # The size of blocks is of no matter here.
 _THREADS = 256
 _thread = threading.local()

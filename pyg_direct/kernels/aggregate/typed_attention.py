@@ -30,10 +30,10 @@ from pyg_direct.kernels.binary_search import last_at_most
 
 dot_head_16 = device_function("dot_head_16", "u8 u8 u8 i4 i4 u4 i4")
 attend_lines_16 = device_function(
-    "attend_lines_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 u4 f4 i4"
+    "attend_lines_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 f4 i4 i4"
 )
-pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 u4 f4 i4")
-pull_rows_16 = device_function("pull_rows_16", "u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4")
+pull_scores_16 = device_function("pull_scores_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 f4 i4")
+pull_rows_16 = device_function("pull_rows_16", "u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4")
 pull_row_16 = device_function("pull_row_16", "u8 i4 u8 u8 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4")
 
 
@@ -47,6 +47,13 @@ def mask_of(lane, lanes, pieces, thread_of_warp):
         return np.uint32(0xFFFFFFFF)
     ones = np.uint32(0xFFFFFFFF) if lanes == 32 else np.uint32((1 << lanes) - 1)
     return np.uint32(ones << np.uint32(thread_of_warp - lane))
+
+
+@body
+def warps_of_row(heads, lanes):
+    """Warps that share a row with heads of `lanes` pieces: a thread has two pieces of long rows."""
+    of_warp = 64 if lanes > 1 and heads * lanes > 32 else 32
+    return (heads * lanes + of_warp - 1) // of_warp
 
 
 @gpu_kernel("u8 u8 i8[] i8[] i8 i4 i4 i4 u8", sources=("aggregate", "typed_attention"))
@@ -69,29 +76,27 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
                     out + np.uint64(thread * bytes_of_piece), lane, lanes, mask, kind)  # fmt: skip
 
 
-@gpu_kernel("u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] u8 i8 i8 i8 i4 i4 f4 i4 u8 u8", sources=("aggregate", "typed_attention"),
-            resident_blocks=3)  # fmt: skip
+@gpu_kernel("u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] u8 i8 i8 i8 i4 i4 f4 i4 i4 u8 u8",
+            sources=("aggregate", "typed_attention"), resident_blocks=2)  # fmt: skip
 def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, kept, parts, num_rows, num_edges, run,
-                      heads, lanes, slope, kind, alpha, totals):  # fmt: skip
-    """Sums of the attention of the relations into one type, fp32, and its row of `bias` unless this is zero.
+                      heads, lanes, slope, has_relu, kind, alpha, totals):  # fmt: skip
+    """Sums of the attention of the relations into one type, fp32, and its row of `bias` unless this is zero. With
+    `has_relu` sums below zero become zero, in the kind of `x`.
 
     All but arrays are addresses; `ends` and `row` are int32. The rows of type g begin at firsts[g] of `totals`, and the
     first kept[g] of them have targets. Its relations are those from members[g] to members[g + 1]. `parts` has the
     number of each of these, then the first target of each, then the number of targets of each. The address `alpha` is
-    zero if weights are not kept; a weight has its sign bit set if its score is not above zero. A thread computes one
-    piece of `run` rows, with heads of `lanes` times 16 bytes.
+    zero if weights are not kept; a weight has its sign bit set if its score is not above zero. A warp computes its part
+    of `run` rows, with heads of `lanes` times 16 bytes.
     """
-    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    pieces = heads * lanes
-    number = np.int64(quotient(np.uint64(thread), pieces))
+    warp = (np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x) >> 5
+    warps = np.int32(warps_of_row(heads, lanes))
+    number = np.int64(quotient(np.uint64(warp), warps))
     if number * run < num_rows:
         # Fewer than 2^31 rows: numbers of 64 bits take two registers each.
         line = np.int32(number * run)
         end = np.int32(min(number * run + run, num_rows))
-        piece = np.int32(thread - number * pieces)
-        head = piece // lanes
-        lane = piece - head * lanes
-        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
+        of_row = np.int32(warp - number * warps)
         group = np.int32(last_at_most(firsts, 0, firsts.shape[0] - 1, line))
         num_relations = np.int32(members[members.shape[0] - 1])
         while line < end:
@@ -101,60 +106,60 @@ def attend_groups_gpu(x, ends, row, by_target, vectors, bias, firsts, members, k
             until = np.int32(min(np.int64(end), firsts[group + 1]))
             attend_lines_16(totals, alpha, x, by_target, vectors, bias, ends, row, parts, num_relations,
                             np.int32(members[group]), np.int32(members[group + 1]), first, np.int32(line - first),
-                            np.int32(until - first), np.int32(kept[group]), group, np.int32(num_edges), heads, pieces,
-                            head, piece, lane, lanes, mask, slope, kind)  # fmt: skip
+                            np.int32(until - first), np.int32(kept[group]), group, np.int32(num_edges), heads, lanes,
+                            of_row, np.int32(cuda.threadIdx.x & 31), slope, has_relu, kind)  # fmt: skip
             line = until
 
 
-@gpu_kernel("u8 u8 u8 u8 u8 i8[] i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8 u8", sources=("aggregate", "typed_attention"),
-            resident_blocks=3)  # fmt: skip
-def pull_scores_gpu(x, grad, ends, row, alpha, bounds, begins, shifts, length, num_slices, num_edges, heads, lanes,
-                    slope, kind, to_edges, to_targets, partials):  # fmt: skip
+@gpu_kernel("u8 u8 u8 u8 u8 u8 u8 i8[] i8[] i8[] i8 i8 i8 i4 i4 f4 i4 u8 u8 u8 u8",
+            sources=("aggregate", "typed_attention"), resident_blocks=2)  # fmt: skip
+def pull_scores_gpu(x, grad, ends, row, alpha, vectors, indptr, bounds, begins, shifts, length, num_slices, num_edges,
+                    heads, lanes, slope, kind, to_edges, to_targets, to_x, partials):  # fmt: skip
     """Gradients of the scores of edges before `leaky`, and their sums by target.
 
-    Each slice of targets also sums the rows of its edges, fp32, each head times the gradient of its score. All but
-    arrays are addresses; `ends` and `row` are int32. See `attend_groups_gpu` for `alpha` and `total_gradients_gpu` for
-    `bounds` and `shifts`. A slice is `length` targets of one relation, the last of it fewer. The slices of relation r
-    begin at begins[r]. A thread reads one piece.
+    Each slice of targets also sums the rows of its edges, fp32, each head times the gradient of its score. It writes
+    the gradients of rows whose source has one edge. All but arrays are addresses; `ends`, `row` and `indptr` are int32.
+    See `attend_groups_gpu` for `alpha`, `total_gradients_gpu` for `bounds` and `shifts`, and `pull_attention_gpu` for
+    `indptr`. A slice is `length` targets of one relation, the last of it fewer. The slices of relation r begin at
+    begins[r]. A warp reads its part of rows.
     """
-    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    pieces = heads * lanes
-    number = np.int64(quotient(np.uint64(thread), pieces))
+    warp = (np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x) >> 5
+    warps = np.int32(warps_of_row(heads, lanes))
+    number = np.int64(quotient(np.uint64(warp), warps))
     if number < num_slices:
         # Fewer than 2^31 rows: numbers of 64 bits take two registers each.
-        piece = np.int32(thread - number * pieces)
-        head = piece // lanes
-        lane = piece - head * lanes
-        mask = mask_of(lane, lanes, pieces, cuda.threadIdx.x & 31)
         relation = last_at_most(begins, 0, begins.shape[0] - 1, number)
         target = np.int32(bounds[relation] + (number - begins[relation]) * length)
         end = np.int32(min(np.int64(target) + length, bounds[relation + 1]))
-        pull_scores_16(partials + np.uint64(thread * (16 if kind == 0 else 32)), to_edges, to_targets, alpha, x, grad,
-                       ends, row, np.int32(num_edges), target, end, np.int32(shifts[relation]), heads, pieces, head,
-                       piece, lane, lanes, mask, slope, kind)  # fmt: skip
+        bytes_of_row = heads * lanes * (16 if kind == 0 else 32)
+        pull_scores_16(partials + np.uint64(number * bytes_of_row), to_edges, to_targets, to_x, alpha, x, grad,
+                       vectors + np.uint64(relation * bytes_of_row), ends, row, indptr, np.int32(num_edges), target,
+                       end, np.int32(shifts[relation]), heads, lanes, np.int32(warp - number * warps),
+                       np.int32(cuda.threadIdx.x & 31), slope, kind)  # fmt: skip
 
 
 @gpu_kernel("u8 i4[] u8 u8 u8 u8 u8 u8 i8[] i8[] i8 i8 i8 i4 i4 i4 i4[] i4[] u8 u8",
-            sources=("aggregate", "typed_attention"), resident_blocks=4)  # fmt: skip
+            sources=("aggregate", "typed_attention"), resident_blocks=2)  # fmt: skip
 def pull_attention_gpu(grad, indptr, indptr_at, target, edge, alpha, shares, vectors, bounds, shifts, num_edges,
                        num_sources, run, heads, lanes, kind, slices, counts, partials, to_x):  # fmt: skip
     """Gradients of rows of sources, for heads of `lanes` times 16 bytes.
 
-    All but arrays are addresses; `indptr_at` is the address of `indptr`, the offsets of the sources in the order of
-    edges by source. In this order `target` and `edge` give the target and the number of each edge, int32. `shares` are
-    the gradients of scores. The sources of relation r begin at bounds[r]; its vector is row r of `vectors`. A thread
-    computes one piece of `run` items, each a source or a slice of its edges.
+    `pull_scores_gpu` has written those of sources with one edge. All but arrays are addresses; `indptr_at` is the
+    address of `indptr`, the offsets of the sources in the order of edges by source. In this order `target` and `edge`
+    give the target and the number of each edge, int32. `shares` are the gradients of scores. The sources of relation r
+    begin at bounds[r]; its vector is row r of `vectors`. A warp computes its part of `run` items, each a source or a
+    slice of its edges.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    pieces = heads * lanes
-    number = np.int64(quotient(np.uint64(thread), pieces))
+    warps = np.int32(warps_of_row(heads, lanes))
+    number = np.int64(quotient(np.uint64(thread >> 5), warps))
     num_items = num_sources + slices.shape[0] // 2
     if number * run < num_items:
         # Fewer than 2^31 rows: numbers of 64 bits take two registers each.
         item = np.int32(number * run)
         end = np.int32(min(number * run + run, num_items))
-        piece = np.int32(thread - number * pieces)
-        head = piece // lanes
+        of_row = np.int32((thread >> 5) - number * warps)
+        pieces = heads * lanes
         bytes_of_piece = 16 if kind == 0 else 32
         relation = np.int32(0)
         if item < num_sources:
@@ -164,30 +169,35 @@ def pull_attention_gpu(grad, indptr, indptr_at, target, edge, alpha, shares, vec
             while bounds[relation + 1] <= item:
                 relation = np.int32(relation + 1)
             until = np.int32(min(np.int64(end), bounds[relation + 1]))
-            pull_rows_16(to_x, grad, indptr_at, target, edge, alpha, shares,
-                         vectors + np.uint64(relation * pieces * bytes_of_piece), np.int32(num_edges), item, until,
-                         np.int32(shifts[relation]), most, heads, pieces, head, piece, kind)  # fmt: skip
+            pull_rows_16(to_x, np.uint64(np.int64(grad) + shifts[relation] * pieces * 16), indptr_at, target, edge,
+                         alpha, shares, vectors + np.uint64(relation * pieces * bytes_of_piece), np.int32(num_edges),
+                         item, until, most, heads, lanes, of_row, np.int32(cuda.threadIdx.x & 31), kind)  # fmt: skip
             item = until
-        of_head = np.uint64(head * 4)
         while item < end:
             source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, np.int64(item))
             if place != NOWHERE:
                 relation = np.int32(last_at_most(bounds, 0, bounds.shape[0] - 1, source))
-                pull_row_16(partials + np.uint64((place * pieces + piece) * bytes_of_piece), np.int32(0),
-                            grad + np.uint64(piece * 16), target, edge, alpha + of_head, shares + of_head,
-                            vectors + np.uint64((relation * pieces + piece) * bytes_of_piece), first, last,
-                            shifts[relation], heads, pieces, kind)  # fmt: skip
+                piece = np.int32(of_row + (cuda.threadIdx.x & 31) * warps)
+                while piece < pieces:
+                    of_head = np.uint64(piece // lanes * 4)
+                    pull_row_16(partials + np.uint64((place * pieces + piece) * bytes_of_piece), np.int32(0),
+                                grad + np.uint64(piece * 16), target, edge, alpha + of_head, shares + of_head,
+                                vectors + np.uint64((relation * pieces + piece) * bytes_of_piece), first, last,
+                                shifts[relation], heads, pieces, kind)  # fmt: skip
+                    piece = np.int32(piece + 32 * warps)
             item += np.int32(1)
 
 
-join_rows_16 = device_function("join_rows_16", "u8 u8 u8 i8 i8 i8 i4 i4")
+join_rows_16 = device_function("join_rows_16", "u8 u8 u8 u8 i8 i8 i8 i4 i4")
 add_parts_4 = device_function("add_parts_4", "u8 u8 u8 u8 u8 i8 i8 i8 i4")
 
 
-@gpu_kernel("u8 i8 i8 i8 i8 i4 i4 u8 u8", sources=("aggregate", "typed_attention"))
-def join_rows_gpu(grad, num_rows, num_kept, length, num_slices, pieces, kind, joined, partials):
+@gpu_kernel("u8 u8 i8 i8 i8 i8 i4 i4 u8 u8", sources=("aggregate", "typed_attention"))
+def join_rows_gpu(grad, out, num_rows, num_kept, length, num_slices, pieces, kind, joined, partials):
     """partials[i] = sum of the rows of slice i of `grad`, fp32, each of `length` rows; the first `num_kept` rows are
     also written to `joined` in their kind.
+
+    The gradient is fp32 if the address `out` is zero; otherwise of kind `kind`, and of the results `out` of a ReLU.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     number = np.int64(quotient(np.uint64(thread), pieces))
@@ -196,8 +206,12 @@ def join_rows_gpu(grad, num_rows, num_kept, length, num_slices, pieces, kind, jo
         first = number * length
         last = min(first + length, num_rows)
         bytes_of_piece = 16 if kind == 0 else 32
-        join_rows_16(joined + np.uint64(piece * 16), partials + np.uint64(thread * bytes_of_piece),
-                     grad + np.uint64(piece * bytes_of_piece), first, last, num_kept, pieces, kind)  # fmt: skip
+        of_out = np.uint64(0)
+        if out != 0:
+            of_out = out + np.uint64(piece * 16)
+        of_grad = np.uint64(piece * (bytes_of_piece if out == 0 else 16))
+        join_rows_16(joined + np.uint64(piece * 16), partials + np.uint64(thread * bytes_of_piece), grad + of_grad,
+                     of_out, first, last, num_kept, pieces, kind)  # fmt: skip
 
 
 @gpu_kernel("u8 u8 i8[] i8[] u8 u8 i8 i4 u8", sources=("aggregate", "typed_attention"))

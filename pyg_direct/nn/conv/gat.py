@@ -30,6 +30,7 @@ from pyg_direct.nn.hetero.joined_edges import (
     sum_apart,
 )
 from pyg_direct.nn.hetero.projection import project
+from pyg_direct.nn.hetero.unread_rows import find_rows_of_pass
 from pyg_direct.nn.linear import multiply
 from pyg_direct.nn.module_state import is_attached
 from pyg_direct.nn.paths import NO_WEIGHTS, OWN_LOOPS
@@ -286,8 +287,11 @@ def add_up_joined(relations: Sequence[Relation], groups: list[list[int]], num_re
     made, of_targets, read = _project(relations, plan.sizes, used)
     vectors = [_vectors(relation.conv)[0] for relation in relations]
     if _is_fused(first, made, of_targets, read, vectors[0]):
-        fused = attend_pairs if _adds_rows(first) else attend_relations
-        outs = fused(made, of_targets, vectors, biases, read, plan, used, first.negative_slope)
+        if _adds_rows(first):
+            outs = attend_pairs(made, of_targets, vectors, biases, read, plan, used, first.negative_slope)
+        else:
+            outs = attend_relations(made, of_targets, vectors, biases, read, plan, used, first.negative_slope,
+                                    has_relu=_has_relu(relations, made))  # fmt: skip
         return _add_residuals(relations, groups, outs)
     return _add_up(relations, plan, _attend(relations, made, of_targets, read, used), used, biases)
 
@@ -322,6 +326,14 @@ def _is_fused(module: Any, made: Tensor, of_targets: Tensor, read: ReadSources, 
     fits = of_targets.dtype == (made.dtype if _adds_rows(module) else vector.dtype) and vector.dtype == torch.float32
     # Modes see only torch's operators.
     return is_plain_sum and fits and not is_heard(made) and can_attend(made, module.heads, read)
+
+
+def _has_relu(relations: Sequence[Relation], made: Tensor) -> bool:
+    """Report whether the results of a layer pass the ReLU that follows, in a recorded pass."""
+    rows = find_rows_of_pass()
+    is_rounded = made.dtype != torch.float32 and torch.is_autocast_enabled(made.device.type)
+    return rows is not None and is_rounded and rows.note_products(
+        may_relu=all(relation.conv.res is None for relation in relations))  # fmt: skip
 
 
 def _add_up(relations: Sequence[Relation], plan: Groups, out: Tensor, used: Used, biases: list[Tensor | None]

@@ -50,7 +50,7 @@ def forward(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
     rows = find_rows_of_pass()
     if rows is None:
         return _attend(self, x_dict, edge_index_dict)
-    call = rows.begin_call()
+    call = rows.begin_call(x_dict.values())
     unused = call.unused
     if unused:
         edge_index_dict = drop_relations(edge_index_dict, unused)

@@ -142,16 +142,22 @@ def attend_products(both: Tensor, queries: Tensor, heads: int, edges: ProductEdg
 
 
 class _Layer(NamedTuple):
-    """Attention of a layer, without its tensors that get gradients."""
+    """Attention of a layer, without its tensors that get gradients.
+
+    Attributes:
+        has_relu: True if sums pass a ReLU, and then have the dtype of rows.
+    """
 
     read: ReadSources
     groups: Groups
     used: Used
     slope: float
+    has_relu: bool = False
 
 
 def attend_relations(made: Tensor, by_target: Tensor, vectors: Sequence[Tensor], biases: Sequence[Tensor | None],
-                     read: ReadSources, groups: Groups, used: Used, slope: float) -> list[Tensor]:  # fmt: skip
+                     read: ReadSources, groups: Groups, used: Used, slope: float, *, has_relu: bool = False
+                     ) -> list[Tensor]:  # fmt: skip
     """Return the sums of each group, `[count, H * C]`: attention of each relation, added up, and biases.
 
     Args:
@@ -160,21 +166,23 @@ def attend_relations(made: Tensor, by_target: Tensor, vectors: Sequence[Tensor],
         vectors: Vector of each relation for scores of sources, fp32 `[1, H, C]`.
         biases: `[H * C]` for each group that has one.
         used: Is set and read in a backward pass.
+        has_relu: See `_Layer`.
     """
-    layer = _Layer(read, groups, used, slope)
+    layer = _Layer(read, groups, used, slope, has_relu)
     return list(_Attend.apply(layer, made, by_target, *vectors, *biases))
 
 
 def _compose(layer: _Layer, made: Tensor, by_target: Tensor, *given: Any) -> list[Tensor]:
     """Compute the same by functions that torch can differentiate again."""
-    read, groups, used, slope = layer
+    read, groups, used, slope, has_relu = layer
     edges, vectors = read.edges, given[: len(read.sizes)]
     by_source = score_sources(made, vectors, read, used)
     rows = made.view(len(made), *vectors[0].shape[1:])
     out = attend(rows, by_source, by_target, None, edges.indptr, edges.row, target_of=edges.target,
                  num_targets=sum(edges.sizes), negative_slope=slope, max_degree=edges.max_degree,
                  widens=True)  # fmt: skip
-    return sum_apart(out.flatten(1), groups, used, given[len(read.sizes) :])
+    outs = sum_apart(out.flatten(1), groups, used, given[len(read.sizes) :])
+    return [out.relu().to(made.dtype) for out in outs] if has_relu else outs
 
 
 def attend_pairs(made: Tensor, others: Tensor, vectors: Sequence[Tensor], biases: Sequence[Tensor | None],
@@ -189,7 +197,7 @@ def attend_pairs(made: Tensor, others: Tensor, vectors: Sequence[Tensor], biases
 
 def _compose_pairs(layer: _Layer, made: Tensor, others: Tensor, *given: Any) -> list[Tensor]:
     """Compute the same by functions that torch can differentiate again."""
-    read, groups, used, slope = layer
+    read, groups, used, slope, _ = layer
     edges, vectors = read.edges, given[: len(read.sizes)]
     scores = score_pairs(made, others, vectors, read, used, slope)
     rows = made.view(len(made), *vectors[0].shape[1:])
@@ -203,19 +211,22 @@ class _Attend(Function):
     def forward(ctx: Any, layer: _Layer, made: Tensor, by_target: Tensor, *given: Any) -> tuple[Tensor, ...]:
         edges, count = layer.read.edges, len(layer.read.sizes)
         sums, alpha = attend_groups(made, by_target.contiguous(), _stack(given[:count]), given[count:], edges.indptr,
-                                    edges.row, _lay_out(layer), layer.slope, any(ctx.needs_input_grad))  # fmt: skip
-        _keep(ctx, layer, made, by_target, *given, alpha)
+                                    edges.row, _lay_out(layer), layer.slope, any(ctx.needs_input_grad),
+                                    layer.has_relu)  # fmt: skip
+        _keep(ctx, layer, made, by_target, *given, alpha, *(sums if layer.has_relu else ()))
         return sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        layer, (made, by_target, *given, alpha) = ctx.layer, ctx.saved_tensors
+        layer, (made, by_target, *given) = ctx.layer, ctx.saved_tensors
         edges, count, wants = layer.read.edges, len(layer.read.sizes), ctx.needs_input_grad[1:]
+        alpha, *outs = given[len(wants) - 2 :]
+        given = given[: len(wants) - 2]
         layer.groups.note(grads, layer.used)
         if is_asked_again(grads):
             return None, *pull_by_torch(partial(_compose, layer), [made, by_target, *given], wants, grads)
         places = _lay_out(layer)
-        joined, biases = _join_grads(grads, made, places, wants[2 + count :])
+        joined, biases = _join_grads(grads, outs, made, places, wants[2 + count :])
         if not (any(wants[: 2 + count]) and any(layer.used)):
             return None, None, None, *(None,) * count, *biases
         order, vectors = _order(layer), given[:count]
@@ -243,7 +254,7 @@ class _AttendPairs(Function):
         if is_asked_again(grads):
             return None, *pull_by_torch(partial(_compose_pairs, layer), [made, others, *given], wants, grads)
         places = _lay_out(layer)
-        joined, biases = _join_grads(grads, made, places, wants[2 + count :])
+        joined, biases = _join_grads(grads, (), made, places, wants[2 + count :])
         if not (any(wants[: 2 + count]) and any(layer.used)):
             return None, None, None, *(None,) * count, *biases
         order, vectors = _order(layer), given[:count]
@@ -308,12 +319,12 @@ def _stack(vectors: Sequence[Tensor]) -> Tensor:
     return torch.cat([vector.flatten(1) for vector in vectors])
 
 
-def _join_grads(grads: Sequence[Tensor | None], like: Tensor, places: Places, wants: Sequence[bool]
-                ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
+def _join_grads(grads: Sequence[Tensor | None], outs: Sequence[Tensor], like: Tensor, places: Places,
+                wants: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
     """Return the gradients of the sums of each type that edges lead to, one after the other, in the dtype of rows; and
-    the gradients of biases.
+    the gradients of biases. `outs` are the sums, if they have passed a ReLU.
     """
-    joined, sums = join_gradients(grads, like.dtype, like.shape[1], places)
+    joined, sums = join_gradients(grads, outs, like.dtype, like.shape[1], places)
     parts = zip(sums.unbind(), grads, wants, strict=True)
     return joined, [row if grad is not None and wanted else None for row, grad, wanted in parts]
 

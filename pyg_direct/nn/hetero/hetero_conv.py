@@ -53,7 +53,8 @@ def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
     rows = find_rows_of_pass()
     if rows is None or len(args_dict) != 2 or not kwargs_dict.keys() <= {"edge_attr_dict"}:
         return _convolve(self, {}, *args_dict, **kwargs_dict)
-    call = rows.begin_call()
+    given = args_dict[0].values() if isinstance(args_dict[0], dict) else ()
+    call = rows.begin_call(given, changes=self.aggr != "sum")
     if call.unused:
         args_dict = args_dict[0], drop_relations(args_dict[1], call.unused)
         kwargs_dict = {name: drop_relations(value, call.unused) for name, value in kwargs_dict.items()}

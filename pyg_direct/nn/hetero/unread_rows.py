@@ -4,13 +4,16 @@ A model whose result has one type discards the rows of other types in its last l
 model that trims its layers to what the next one reads discards the outermost hop of each type. PyG computes all.
 `RowsOfPass` follows tensors through a trial pass. A pass in its `leave_out` block computes no relation into unread
 types. Of other types it gives a model tensors that stand for all rows, but hold the first ones, which it reads.
+
+Under autocast, matrices of the next layer read rounded rows. A layer writes these at once if the model passes its
+results through a ReLU, and nothing else reads them (`find_relus`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -38,11 +41,13 @@ class LayerCall(NamedTuple):
     Attributes:
         unused: Types that it leaves out.
         num_read: Of types of which not all rows are read, how many are, the first ones.
+        has_relu: True if results have passed the ReLU that follows, in the dtype that matrices read.
     """
 
     number: int
     unused: frozenset[str]
     num_read: Mapping[str, int]
+    has_relu: bool = False
 
 
 class RowsOfPass:
@@ -60,6 +65,18 @@ class RowsOfPass:
         self._value = 0.0
         # Number in the place of rows that are not computed, by dtype and device.
         self._fillers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        # Calls whose results have passed a ReLU. Of the last pass: calls that could do so, calls whose results such
+        # calls read after a ReLU, and calls whose results others read too.
+        self._relus: frozenset[int] = frozenset()
+        self._able: set[int] = set()
+        self._read: set[int] = set()
+        self._read_by_others: set[int] = set()
+        # The call that runs, and those whose results it reads.
+        self._call: LayerCall | None = None
+        self._sources: set[int] = set()
+        self._changes = True
+        # Nodes of autograd that made results of calls.
+        self._nodes: dict[Any, _Source] = {}
 
     @contextmanager
     def follow(self) -> Iterator[None]:
@@ -76,12 +93,13 @@ class RowsOfPass:
             value: Number in the place of each of theirs.
         """
         self._follower, self._value = None, value
-        with self._active(), _Narrowing() if self._num_read else nullcontext():
+        self._able, self._read, self._read_by_others, self._nodes = set(), set(), set(), {}
+        with self._active(), _Narrowing(self):
             yield
 
     @contextmanager
     def _active(self) -> Iterator[None]:
-        self._calls = 0
+        self._calls, self._call = 0, None
         before, _current.rows = _current.rows, self
         try:
             yield
@@ -109,12 +127,73 @@ class RowsOfPass:
         had_rows, self._num_read = bool(self._num_read), {}
         return had_rows and bool(self._unused)
 
-    def begin_call(self) -> LayerCall:
-        """Return the next call of a layer."""
+    def find_relus(self, results: Iterable[Tensor]) -> bool:
+        """Find the calls of the last pass, with these results, whose results can pass the ReLU that follows; return if
+        there are any.
+        """
+        results = list(results)
+        self._note_others(results)
+        # Functions of our own are no functions of torch.
+        for node, earlier in _list_steps(results):
+            source = self._nodes.get(earlier)
+            if source is not None and node not in self._nodes and not (source.has_relu and _is_product(node)):
+                self._read_by_others.add(source.call)
+        self._nodes = {}
+        self._relus = frozenset(self._able & self._read - self._read_by_others)
+        return bool(self._relus)
+
+    def forget_relus(self) -> None:
+        """Undo `find_relus`."""
+        self._relus = frozenset()
+
+    def begin_call(self, given: Iterable[Any] = (), *, changes: bool = True) -> LayerCall:
+        """Return the next call of a layer.
+
+        Args:
+            given: Rows that the layer reads.
+            changes: True if the layer may change sums before it gives them.
+        """
         number, self._calls = self._calls, self._calls + 1
         if self._follower is not None:
             return LayerCall(number, frozenset(), {})
-        return LayerCall(number, frozenset(self._unused.get(number, ())), self._num_read.get(number, {}))
+        self._sources, self._changes = set(), changes
+        for rows in given:
+            source = _find_source(rows)
+            if source is not None and source.has_relu:
+                self._sources.add(source.call)
+            elif source is not None:
+                self._read_by_others.add(source.call)
+        self._call = LayerCall(number, frozenset(self._unused.get(number, ())), self._num_read.get(number, {}),
+                               number in self._relus)  # fmt: skip
+        return self._call
+
+    def note_products(self, *, may_relu: bool) -> bool:
+        """Note that matrices alone read the rows of the call that runs; return if its results pass a ReLU.
+
+        Args:
+            may_relu: True if they could.
+        """
+        if self._call is None:
+            return False
+        self._read |= self._sources
+        self._sources = set()
+        may_relu = may_relu and not self._changes
+        if may_relu:
+            self._able.add(self._call.number)
+        return may_relu and self._call.has_relu
+
+    def mark(self, rows: Tensor, source: _Source) -> None:
+        """Mark rows as results of a call."""
+        setattr(rows, _SOURCE, source)
+        if rows.grad_fn is not None:
+            self._nodes[rows.grad_fn] = source
+
+    def _note_others(self, values: Iterable[Any]) -> None:
+        """Note what others than layers read."""
+        for value in values:
+            source = _find_source(value)
+            if source is not None:
+                self._read_by_others.add(source.call)
 
     def end_call(self, call: LayerCall, out: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
         """Return the results of a layer's call, with tensors in the place of types and rows that were left out."""
@@ -127,21 +206,30 @@ class RowsOfPass:
                     self._follower.mark(rows, len(self._rows))
                     self._rows.append(_Rows(number, kind, rows.shape, rows.dtype, rows.device))
             return out
-        for kind in call.num_read:
-            rows = out.get(kind)
-            if rows is not None and len(rows) < self._shapes[number, kind][0]:
-                out[kind] = _stand_in(rows, self._shapes[number, kind][0], self._find_filler(rows))
+        self._call = None
+        self._read_by_others |= self._sources
+        for kind, rows in out.items():
+            if rows is None:
+                continue
+            count = self._shapes[number, kind][0] if kind in call.num_read else len(rows)
+            made = rows
+            if call.has_relu and number in self._able:
+                made = _stand_in(rows, count, self._find_filler(torch.float32, rows.device), has_relu=True)
+            elif len(rows) < count:
+                made = _stand_in(rows, count, self._find_filler(rows.dtype, rows.device))
+            out[kind] = made
+            self.mark(made, _Source(number, False))
         unused = self._unused.get(number)
         if not unused:
             return out
         return {kind: torch.full(unused[kind].shape, self._value, dtype=unused[kind].dtype, device=unused[kind].device)
                 if kind in unused else out.get(kind) for kind in self._kinds[number]}  # fmt: skip
 
-    def _find_filler(self, like: Tensor) -> Tensor:
+    def _find_filler(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return the number in the place of rows that are not computed, made once for a pass."""
-        key = like.dtype, like.device
+        key = dtype, device
         if key not in self._fillers:
-            self._fillers[key] = torch.full((), self._value, dtype=like.dtype, device=like.device)
+            self._fillers[key] = torch.full((), self._value, dtype=dtype, device=device)
         return self._fillers[key]
 
 
@@ -170,15 +258,54 @@ _OPERATORS_BY_ROW = frozenset((_aten.relu.default, _aten.leaky_relu.default, _at
                                _aten.silu.default, _aten.tanh.default, _aten.sigmoid.default,
                                _aten._to_copy.default))  # fmt: skip
 _NARROWS = frozenset((torch.narrow, Tensor.narrow))
-# Attribute of a tensor that stands for more rows.
-_HELD = "_held_rows"
+_RELUS = frozenset((torch.relu, Tensor.relu, F.relu))
+# Methods and attributes that read no numbers.
+_FORMS = frozenset(("__get__", "__len__", "dim", "size", "numel", "stride", "is_floating_point", "is_contiguous",
+                    "element_size", "get_device"))  # fmt: skip
+# Attributes of a tensor that stands for more rows, and of results of layers.
+_HELD, _SOURCE = "_held_rows", "_source_of_rows"
 
 
 class _Held(NamedTuple):
-    """The first of the rows that a tensor stands for, and the number in the place of the others."""
+    """The first of the rows that a tensor stands for, and the number in the place of the others.
+
+    Attributes:
+        has_relu: True if they have passed a ReLU that the tensor has not.
+    """
 
     rows: Tensor
     filler: Tensor
+    has_relu: bool = False
+
+
+class _Source(NamedTuple):
+    """Call whose results, or their first rows, a tensor has; after a ReLU or before."""
+
+    call: int
+    has_relu: bool
+
+
+def _list_steps(results: Iterable[Tensor]) -> Iterator[tuple[Any, Any]]:
+    """List nodes of autograd, each with every node whose results it reads."""
+    nodes, seen = [part.grad_fn for part in results], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for earlier, _ in node.next_functions:
+            yield node, earlier
+            nodes.append(earlier)
+
+
+def _is_product(node: Any) -> bool:
+    """Report whether a node is of products of a layer (`projection.py`)."""
+    return type(node).__name__ == "_ProjectBackward"
+
+
+def _find_source(rows: Any) -> _Source | None:
+    source: _Source | None = rows.__dict__.get(_SOURCE) if type(rows) is Tensor else None
+    return source
 
 
 class _StandIn(Function):
@@ -194,21 +321,44 @@ class _StandIn(Function):
         return grad[: ctx.count], None, None
 
 
-def _stand_in(rows: Tensor, num_rows: int, filler: Tensor) -> Tensor:
+def _stand_in(rows: Tensor, num_rows: int, filler: Tensor, *, has_relu: bool = False) -> Tensor:
     made: Tensor = _StandIn.apply(rows, num_rows, filler)
-    setattr(made, _HELD, _Held(rows, filler))
+    setattr(made, _HELD, _Held(rows, filler, has_relu))
     return made
 
 
 class _Narrowing(TorchFunctionMode):
-    """Gives the first rows of a tensor that stands for more, which holds them; functions by row compute these alone."""
+    """Gives the first rows of a tensor that stands for more, which holds them; functions by row compute these alone.
+
+    Args:
+        of_pass: Is told which results of layers are read by others than layers.
+    """
+
+    def __init__(self, of_pass: RowsOfPass) -> None:
+        super().__init__()
+        self._of_pass = of_pass
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given: Any = args[0] if args else None
+        source = _find_source(given)
+        made = self._call(func, given, args, kwargs)
+        if self._of_pass._call is not None or getattr(func, "__name__", "") in _FORMS:
+            return made
+        if source is not None and not source.has_relu and func in _RELUS and len(args) == 1:
+            self._of_pass.mark(made, _Source(source.call, True))
+        elif source is not None and _count_first(func, given, *args[1:], **kwargs) is not None:
+            self._of_pass.mark(made, source)
+        else:
+            self._of_pass._note_others(tree_leaves((args, kwargs)))
+        return made
+
+    def _call(self, func: Any, given: Any, args: Any, kwargs: Any) -> Any:
         held: _Held | None = given.__dict__.get(_HELD) if type(given) is Tensor else None
         if held is None:
             return func(*args, **kwargs)
+        if held.has_relu:
+            return self._call_before_relu(held, func, given, args, kwargs)
         if func in _BY_ROW and not any(isinstance(part, Tensor) for part in tree_leaves((args[1:], kwargs))):
             made = func(held.rows, *args[1:], **kwargs)
             return _stand_in(made, len(given), held.filler.to(made.dtype))
@@ -216,6 +366,18 @@ class _Narrowing(TorchFunctionMode):
         if count is None or count > len(held.rows):
             return func(*args, **kwargs)
         return held.rows if count == len(held.rows) else held.rows.narrow(0, 0, count)
+
+    def _call_before_relu(self, held: _Held, func: Any, given: Tensor, args: Any, kwargs: Any) -> Any:
+        """Call a function of rows that have passed the ReLU that follows."""
+        if func in _RELUS and len(args) == 1:
+            if len(given) == len(held.rows):
+                return held.rows
+            return _stand_in(held.rows, len(given), held.filler.to(held.rows.dtype))
+        count = _count_first(func, given, *args[1:], **kwargs)
+        if count is None:
+            return func(*args, **kwargs)
+        rows = held.rows if count >= len(held.rows) else held.rows.narrow(0, 0, count)
+        return _stand_in(rows, count, held.filler, has_relu=True)
 
 
 def _count_first(func: Any, rows: Tensor, *args: Any, **kwargs: Any) -> int | None:

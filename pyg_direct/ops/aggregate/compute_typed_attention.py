@@ -142,9 +142,11 @@ def can_pull(x: Tensor, heads: int, most: int) -> bool:
 
 
 def attend_groups(x: Tensor, by_target: Tensor, vectors: Tensor, biases: Sequence[Tensor | None], indptr: Tensor,
-                  row: Tensor, places: Places, slope: float, keeps_weights: bool
+                  row: Tensor, places: Places, slope: float, keeps_weights: bool, has_relu: bool
                   ) -> tuple[tuple[Tensor, ...], Tensor]:  # fmt: skip
     """Return (sums of each type, fp32 `[rows, F]`; weights of edges, fp32 `[E, H]`, empty unless they are kept).
+
+    With `has_relu` sums have passed a ReLU, and have the dtype of `x`.
 
     A weight has its sign bit set if its score is not above zero.
 
@@ -158,16 +160,17 @@ def attend_groups(x: Tensor, by_target: Tensor, vectors: Tensor, biases: Sequenc
     """
     (width, heads), (num_edges, num_rows) = (x.shape[1], by_target.shape[1]), (len(row), sum(places.rows_of))
     alpha = torch.empty(num_edges if keeps_weights else 0, heads, dtype=torch.float32, device=x.device)
-    totals = torch.empty(num_rows, width, dtype=torch.float32, device=x.device)
-    pieces, bias = width * x.element_size() // PIECE, _stack_biases(biases, totals)
+    totals = torch.empty(num_rows, width, dtype=x.dtype if has_relu else torch.float32, device=x.device)
+    pieces, bias = width * x.element_size() // PIECE, _stack_biases(biases, by_target.new_empty(0, width))
     ends, row = indptr.to(torch.int32), row.to(torch.int32)
     if num_rows:
-        run = length_of_run(sum(places.kept) * pieces, x)
-        run_gpu(kernels.attend_groups_gpu, grid_of(-(-num_rows // run) * pieces, 0), x.data_ptr(), ends.data_ptr(),
+        threads = 32 * kernels.warps_of_row(heads, pieces // heads)
+        run = length_of_run(sum(places.kept) * threads, x)
+        run_gpu(kernels.attend_groups_gpu, grid_of(-(-num_rows // run) * threads, 0), x.data_ptr(), ends.data_ptr(),
                 row.data_ptr(), by_target.data_ptr(), vectors.data_ptr(), 0 if bias is None else bias.data_ptr(),
                 places.firsts, places.members, places.with_targets, places.relations.data_ptr(), num_rows, num_edges,
-                run, heads, pieces // heads, slope, WIDE_KINDS[x.dtype], alpha.data_ptr() if keeps_weights else 0,
-                totals.data_ptr())  # fmt: skip
+                run, heads, pieces // heads, slope, int(has_relu), WIDE_KINDS[x.dtype],
+                alpha.data_ptr() if keeps_weights else 0, totals.data_ptr())  # fmt: skip
     return torch.unsafe_split_with_sizes(totals, list(places.rows_of)), alpha
 
 
@@ -185,15 +188,17 @@ def pull_attention(x: Tensor, grad: Tensor, alpha: Tensor, vectors: Tensor, indp
         return to_x.zero_(), torch.zeros_like(vectors), to_targets.zero_()
     pieces, kind = width * x.element_size() // PIECE, WIDE_KINDS[x.dtype]
     lanes, ends = pieces // heads, indptr.to(torch.int32)
+    threads = 32 * kernels.warps_of_row(heads, lanes)
     sums = alpha.new_empty(places.num_slices, width)
-    run_gpu(kernels.pull_scores_gpu, grid_of(places.num_slices * pieces, 0), x.data_ptr(), grad.data_ptr(),
-            ends.data_ptr(), edges.row.data_ptr(), alpha.data_ptr(), places.targets, places.target_slices,
-            places.shifts, places.length, places.num_slices, num_edges, heads, lanes, slope, kind, to_edges.data_ptr(),
-            to_targets.data_ptr(), sums.data_ptr())  # fmt: skip
+    run_gpu(kernels.pull_scores_gpu, grid_of(places.num_slices * threads, 0), x.data_ptr(), grad.data_ptr(),
+            ends.data_ptr(), edges.row.data_ptr(), alpha.data_ptr(), vectors.data_ptr(), edges.indptr.data_ptr(),
+            places.targets, places.target_slices, places.shifts, places.length, places.num_slices, num_edges, heads,
+            lanes, slope, kind, to_edges.data_ptr(), to_targets.data_ptr(), to_x.data_ptr(),
+            sums.data_ptr())  # fmt: skip
     to_vectors: Tensor = operators().sum_rows(sums, places.target_slices, None, None, len(vectors), False, -1)
     partials, num_items = edges.long.make_partials(width, torch.float32), num_sources + edges.long.capacity
-    run = length_of_run(num_items * pieces, x)
-    run_gpu(kernels.pull_attention_gpu, grid_of(-(-num_items // run) * pieces, 0), grad.data_ptr(), edges.indptr,
+    run = length_of_run(num_items * threads, x)
+    run_gpu(kernels.pull_attention_gpu, grid_of(-(-num_items // run) * threads, 0), grad.data_ptr(), edges.indptr,
             edges.indptr.data_ptr(), edges.target.data_ptr(), edges.edge.data_ptr(), alpha.data_ptr(),
             to_edges.data_ptr(), vectors.data_ptr(), places.sources, places.shifts, num_edges, num_sources, run, heads,
             lanes, kind, edges.long.slices, edges.long.counts, partials.data_ptr(), to_x.data_ptr())  # fmt: skip
@@ -286,27 +291,29 @@ def _stack_biases(biases: Sequence[Tensor | None], like: Tensor) -> Tensor | Non
     return torch.stack([like.new_zeros(like.shape[1]) if part is None else part.to(like.dtype) for part in biases])
 
 
-def join_gradients(grads: Sequence[Tensor | None], dtype: torch.dtype, width: int, places: Places
-                   ) -> tuple[Tensor, Tensor]:  # fmt: skip
+def join_gradients(grads: Sequence[Tensor | None], outs: Sequence[Tensor], dtype: torch.dtype, width: int,
+                   places: Places) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (gradients of the rows of each type that edges lead to, one type after the other, in the dtype of rows;
     sums of all rows of each gradient, fp32 `[G, F]`).
 
     Args:
         grads: Gradients of the sums of each type, fp32 `[rows, F]`; None for zeros.
+        outs: The sums themselves, if they have passed a ReLU; they and their gradients have the dtype `dtype`.
     """
     device, itemsize = places.sources.device, dtype.itemsize
     joined = torch.empty(sum(places.kept), width, dtype=dtype, device=device)
     partials = torch.empty(sum(places.num_row_slices), width, dtype=torch.float32, device=device)
     pieces, first, begin = width * itemsize // PIECE, 0, 0
-    for grad, count, kept, num_slices in zip(grads, places.rows_of, places.kept, places.num_row_slices, strict=True):
+    sizes = zip(places.rows_of, places.kept, places.num_row_slices, strict=True)
+    for number, (grad, (count, kept, num_slices)) in enumerate(zip(grads, sizes, strict=True)):
         if grad is None:
             joined[first : first + kept].zero_()
             partials[begin : begin + num_slices].zero_()
         elif count:
             grad = align(grad)
-            run_gpu(kernels.join_rows_gpu, grid_of(num_slices * pieces, 0), grad.data_ptr(), count, kept,
-                    _length_of_row_slice(count), num_slices, pieces, WIDE_KINDS[dtype],
-                    joined[first:].data_ptr(), partials[begin:].data_ptr())  # fmt: skip
+            run_gpu(kernels.join_rows_gpu, grid_of(num_slices * pieces, 0), grad.data_ptr(),
+                    outs[number].data_ptr() if outs else 0, count, kept, _length_of_row_slice(count), num_slices,
+                    pieces, WIDE_KINDS[dtype], joined[first:].data_ptr(), partials[begin:].data_ptr())  # fmt: skip
         first, begin = first + kept, begin + num_slices
     sums: Tensor = operators().sum_rows(partials, places.row_slices, None, None, len(grads), False, -1)
     return joined, sums

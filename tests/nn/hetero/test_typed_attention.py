@@ -11,7 +11,9 @@ from torch_geometric.nn import GATConv, GATv2Conv, HeteroConv
 from benchmarks.nn.rgat import RGAT
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets.igbh import synthetic_igbh
+from pyg_direct.kernels.aggregate.typed_attention import warps_of_row
 from pyg_direct.nn.hetero import attention, joined_edges
+from pyg_direct.nn.hetero.unread_rows import RowsOfPass
 from pyg_direct.ops.aggregate import compute_softmax, compute_typed_attention, operators
 from pyg_direct.ops.local_ids.build_csr import compress_ids
 from tests import cuda_on_cpu
@@ -314,6 +316,7 @@ def library(tmp_path_factory):
 
 
 # Names of the number of items of a kernel.
+BY_WARP = ("attend_groups_gpu", "pull_scores_gpu", "pull_attention_gpu")
 COUNTS = ("num_sources", "num_runs", "num_targets", "num_slices", "num_rows")
 
 
@@ -334,6 +337,10 @@ def launches(library, monkeypatch):
             return
         count += args[at["slices"]].numel() // 2 if "slices" in at else 0
         count = -(-count // args[at["run"]]) if "run" in at else count
+        if kernel.name in BY_WARP:
+            warps = warps_of_row(args[at["heads"]], args[at["lanes"]])
+            cuda_on_cpu.run(library, kernel, args, count * warps, 32)
+            return
         cuda_on_cpu.run(library, kernel, args, count * args[at["heads"]], args[at["lanes"]])
 
     for module in (compute_typed_attention, operators, compute_softmax):
@@ -349,11 +356,13 @@ def launches(library, monkeypatch):
 
 # Rows of the last one take all threads of a warp.
 SHAPES = [(torch.float32, 2, 16), (torch.float16, 1, 32), (torch.bfloat16, 3, 8), (torch.bfloat16, 8, 32)]
+# A thread has two pieces of a row.
+LONG_ROWS = [(torch.float32, 3, 64), (torch.bfloat16, 2, 256)]
 
 
 @pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-@pytest.mark.parametrize(("dtype", "heads", "channels"), SHAPES)
+@pytest.mark.parametrize(("dtype", "heads", "channels"), [*SHAPES, *LONG_ROWS])
 @pytest.mark.parametrize("kind", PAIRS)
 def test_code_of_gpus_equals_the_operators_on_a_cpu(kind, dtype, heads, channels, launches, monkeypatch):
     case = Case(kind, dtype, heads, channels, 15, [40, 3, 0, 15], [30, 150, 5, 10], "cpu")
@@ -369,6 +378,41 @@ def test_code_of_gpus_equals_the_operators_on_a_cpu(kind, dtype, heads, channels
               else {"attend_pairs_gpu", "total_gradients_gpu", "add_groups_gpu", "pull_keys_gpu",
                     "pull_queries_gpu"})  # fmt: skip
     assert both | others < set(names)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_sums_that_a_relu_follows_are_written_as_the_next_layer_reads_them(graph, launches, monkeypatch):
+    batch = draw_batch(graph, "cpu", (2, 1, 1), 3)
+    torch.manual_seed(0)
+    model = RGAT(graph, CLASSES, HIDDEN)
+    accelerate(model, replay=False)
+    rows, dtypes = RowsOfPass(), []
+    plain = attention.attend_groups
+    monkeypatch.setattr(attention, "attend_groups", lambda *given: note_sums(dtypes, plain(*given)))
+
+    def run():
+        with rows.leave_out(float("nan")):
+            return differentiate(model, batch, torch.bfloat16)
+
+    with torch.autocast("cpu", torch.bfloat16), rows.follow():
+        assert rows.find_unread([model(batch)])
+    expected, grads = run()
+    # The last layer is followed by a matrix of its own.
+    assert rows.find_relus([]) is True
+    assert rows._relus == {0, 1}
+    out, found = run()
+
+    assert dtypes == [torch.float32] * 3 + [torch.bfloat16] * 2 + [torch.float32]
+    assert torch.equal(out, expected)
+    for grad, exact in zip(found, grads, strict=True):
+        assert (grad is None) == (exact is None)
+        assert grad is None or (grad - exact).norm() <= 3e-2 * exact.norm() + 1e-6
+
+
+def note_sums(dtypes, made):
+    dtypes.append(made[0][0].dtype)
+    return made
 
 
 class ProductCase:

@@ -11,6 +11,7 @@ from torch_geometric.utils import trim_to_layer
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets.igbh import synthetic_igbh
+from pyg_direct.nn.hetero import unread_rows
 from pyg_direct.nn.hetero.unread_rows import RowsOfPass
 from tests.nn.tape import record_on_tapes
 
@@ -230,3 +231,56 @@ def test_rows_that_are_not_held_are_the_number_that_shows_them(take):
 
     assert bool(got.isnan().any())
     assert torch.autograd.grad(got.sum(), out, allow_unused=True)[0] is not None
+
+
+def read_by_layer(rows, given, may_relu=True, **options):
+    """Run a layer whose results are twice its rows; return them."""
+    call = rows.begin_call([given], **options)
+    has_relu = rows.note_products(may_relu=may_relu)
+    out = given * 2
+    return rows.end_call(call, {"a": out.relu().bfloat16() if has_relu else out})["a"], has_relu
+
+
+@pytest.mark.parametrize(("read", "is_found"), [
+    (lambda x: x.relu(), True), (lambda x: F.relu(x[:3]), True), (lambda x: torch.relu(x).narrow(0, 0, 2), True),
+    (lambda x: x.relu() if x.shape[0] == 5 and len(x) == 5 and x.dim() == 2 else None, True),
+    (lambda x: x, False), (lambda x: x.relu().relu(), False), (lambda x: x.relu() + x, False),
+    (lambda x: [x.exp(), x.relu()][1], False), (lambda x: x.tanh(), False), (lambda x: x[1:].relu(), False),
+    (lambda x: [part := x.relu(), torch.cat([part, part])][0], False)])  # fmt: skip
+def test_layers_pass_a_relu_if_the_next_layer_alone_reads_it(read, is_found, monkeypatch):
+    monkeypatch.setattr(unread_rows, "_is_product", lambda node: type(node).__name__ == "MulBackward0")
+    rows, x = RowsOfPass(), torch.randn(5, 4).requires_grad_()
+
+    def run():
+        with rows.leave_out(float("nan")):
+            first, has_relu = read_by_layer(rows, x, changes=False)
+            given = read(first)
+            out, _ = read_by_layer(rows, given)
+            return given, out, has_relu
+
+    given, out, has_relu = run()
+    assert not has_relu
+    assert rows.find_relus([out]) == is_found
+    if not is_found:
+        return
+    again, twice, has_relu = run()
+
+    assert has_relu
+    assert again.dtype == torch.bfloat16
+    torch.testing.assert_close(again, given.bfloat16(), rtol=0, atol=0)
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(twice.sum(), x)[0], grad, rtol=1e-2, atol=0)
+    rows.forget_relus()
+    assert not run()[2]
+
+
+@pytest.mark.parametrize("options", [{"may_relu": False}, {"changes": True}, {"is_result": True}])
+def test_layers_pass_no_relu_if_they_change_sums_or_the_rows_are_a_result(options, monkeypatch):
+    monkeypatch.setattr(unread_rows, "_is_product", lambda node: True)
+    rows, is_result = RowsOfPass(), options.pop("is_result", False)
+    with rows.leave_out():
+        first, _ = read_by_layer(rows, torch.randn(5, 4).requires_grad_(), **{"changes": False, **options})
+        given = first.relu()
+        out, _ = read_by_layer(rows, given)
+
+    assert not rows.find_relus([out, given] if is_result else [out])
