@@ -71,6 +71,8 @@ def count_first(module: Any, edge_index: Any, rows: Any, targets: Any) -> int | 
     if (
         not is_ordinary()
         or not all(isinstance(part, Tensor) and part.dim() == 2 for part in (rows, targets))
+        # Sums with a bias then have another dtype than products with one.
+        or torch.is_autocast_enabled(rows.device.type)
         or not has_plain_messages(module)
     ):
         return None

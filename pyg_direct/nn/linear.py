@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
+from pyg_direct.ops.run_kernel import is_asked_again, is_heard, runs_on_gpu
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
 _DTYPES = (torch.float32, torch.float64)
@@ -336,16 +336,17 @@ class _Each(torch.autograd.Function):
         rows, *weights = ctx.saved_tensors
         _, of_rows, *wants = _list_wanted(ctx)
         given = list(zip(ctx.counts, weights, grads, strict=True))
-        to_rows = None
+        to_rows, again = None, is_asked_again(grads)
         # All rows first.
         for count, weight, grad in sorted(given, key=lambda part: -part[0]) if of_rows else []:
             if grad is None:
                 continue
-            if to_rows is not None:
+            if to_rows is not None and not again:
                 to_rows.narrow(0, 0, count).addmm_(grad, weight)
                 continue
-            to_rows = grad @ weight
-            to_rows = F.pad(to_rows, (0, 0, 0, len(rows) - count)) if count < len(rows) else to_rows
+            made = grad @ weight
+            made = F.pad(made, (0, 0, 0, len(rows) - count)) if count < len(rows) else made
+            to_rows = made if to_rows is None else to_rows + made
         of_weights, of_biases = wants[: len(weights)], wants[len(weights) :]
         return (
             None,

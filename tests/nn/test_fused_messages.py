@@ -196,6 +196,26 @@ def test_layers_without_some_of_their_parts(device, make, fused):
 
 
 @pytest.mark.parametrize("name", ["ResGatedGraphConv", "FiLMConv"])
+def test_messages_that_are_left_to_pyg_take_the_same_rows(device, name, monkeypatch):
+    monkeypatch.setattr(any_convolution, "fuse", lambda *args: None)
+    layer, fast, x, args = give(name, device)
+    seen = []
+    note_forward(monkeypatch, linear._Each, lambda given, *_: seen.append(given))
+
+    assert_near(run(fast, x, args), run(layer, x, args), rtol=1e-9, atol=1e-10)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("name", ["ResGatedGraphConv", "FiLMConv"])
+def test_results_have_the_dtype_of_pyg_under_autocast(device, name, fused):
+    layer, fast, x, args = give(name, device, torch.float32)
+
+    with torch.autocast(device.type, torch.bfloat16):
+        assert fast(x, *args).dtype == layer(x, *args).dtype
+    assert fused == [1]
+
+
+@pytest.mark.parametrize("name", ["ResGatedGraphConv", "FiLMConv"])
 def test_matrices_with_hooks_are_called(device, name, fused):
     layer, fast, x, args = give(name, device)
     seen = []

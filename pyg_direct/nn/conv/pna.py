@@ -116,13 +116,12 @@ def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None) -> Any:
 
 def _splits(self: Any, networks: list[list[Any]]) -> bool:
     """Report whether the networks after the aggregations begin with matrices of one form."""
-    firsts, num_parts = [network[0] for network in networks], len(self.aggr_module.scaler)
-    return (
-        all(map(is_matrix, firsts))
-        and find_left(self) is None
-        and len({(first.weight.shape, first.bias is None) for first in firsts}) == 1
-        and firsts[0].weight.shape[1] == (1 + num_parts * len(_list_kinds(self.aggr_module) or [])) * self.F_in
-    )
+    firsts = [network[0] for network in networks]
+    if find_left(self) is not None or not all(map(is_matrix, firsts)):
+        return False
+    num_parts = 1 + len(self.aggr_module.scaler) * len(_list_kinds(self.aggr_module) or [])
+    shapes = {(first.weight.shape, first.bias is None) for first in firsts}
+    return len(shapes) == 1 and firsts[0].weight.shape[1] == num_parts * self.F_in
 
 
 def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, networks: list[list[Any]]) -> Tensor | None:
