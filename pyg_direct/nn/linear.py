@@ -259,13 +259,14 @@ class _Heads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(rows, weight)
+        ctx.are_tensors = [True, True]
         return torch.bmm(rows.transpose(0, 1), weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
-        to_rows = torch.bmm(grad, weight.transpose(1, 2)).transpose(0, 1) if ctx.needs_input_grad[0] else None
-        return to_rows, _pull_heads(rows, grad) if ctx.needs_input_grad[1] else None
+        (rows, weight), (of_rows, of_weight) = ctx.saved_tensors, _list_wanted(ctx)
+        to_rows = torch.bmm(grad, weight.transpose(1, 2)).transpose(0, 1) if of_rows else None
+        return to_rows, _pull_heads(rows, grad) if of_weight else None
 
 
 def _pull_heads(rows: Tensor, grad: Tensor) -> Tensor:
