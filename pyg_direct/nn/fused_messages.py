@@ -12,10 +12,11 @@ from torch_geometric.nn.dense.linear import Linear
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.dispatch import has_plain_messages
+from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.nn.trimming import has_hooks
 from pyg_direct.ops.aggregate.sum_pairs import Pairs
 from pyg_direct.ops.aggregate.sum_rows import DTYPES
-from pyg_direct.ops.run_kernel import runs_on_gpu
+from pyg_direct.ops.run_kernel import is_ordinary, runs_on_gpu
 
 # Aggregations that are sums, up to a factor.
 SUMS = (aggr.SumAggregation, aggr.MeanAggregation)
@@ -60,6 +61,24 @@ def list_parts(network: Any) -> list[Any]:
     """Return the modules that a network calls one after the other; the network alone if this is not known."""
     is_plain = type(network) is torch.nn.Sequential and "forward" not in network.__dict__ and not has_hooks(network)
     return list(network) or [network] if is_plain else [network]
+
+
+def count_first(module: Any, edge_index: Any, rows: Any, targets: Any) -> int | None:
+    """Return to how many rows of targets the edges of a batch lead, the first ones; None if it is not known.
+
+    Products with matrices that only messages read are needed for these alone, about a third of a batch.
+    """
+    if (
+        not is_ordinary()
+        or not all(isinstance(part, Tensor) and part.dim() == 2 for part in (rows, targets))
+        # Sums with a bias then have another dtype than products with one.
+        or torch.is_autocast_enabled(rows.device.type)
+        or not has_plain_messages(module)
+    ):
+        return None
+    batch = find_batch(edge_index)
+    fits = batch is not None and batch.fits(edge_index, len(rows), len(targets))
+    return batch.count_targets(edge_index) if batch is not None and fits else None
 
 
 def find_slope(act: Any) -> float | None:

@@ -6,14 +6,15 @@ On an H200 torch adds up the gradients of 107,000 rows of 256 in 117 us, and mul
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
+from pyg_direct.ops.run_kernel import is_asked_again, is_heard, runs_on_gpu
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
 _DTYPES = (torch.float32, torch.float64)
@@ -52,6 +53,56 @@ def multiply_plainly(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Ten
     """Compute the same, with gradients by torch."""
     out = F.linear(rows, weight, bias)
     return out if own is None or own_weight is None else out.addmm_(own, own_weight.t())
+
+
+class Product(NamedTuple):
+    """Product of the first rows of a tensor with a matrix.
+
+    Attributes:
+        weight: `[M, F]`.
+        bias: `[M]`, or None.
+        num_rows: Number of the rows; None for all.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    num_rows: int | None = None
+
+
+def multiply_ends(rows: Tensor, targets: Tensor, of_rows: Sequence[Product], of_targets: Sequence[Product]
+                  ) -> list[Tensor]:  # fmt: skip
+    """Return the products of the rows of sources, then those of targets; both may be one tensor."""
+    if rows is targets:
+        return multiply_each(rows, [*of_rows, *of_targets])
+    return [*multiply_each(rows, of_rows), *multiply_each(targets, of_targets)]
+
+
+def multiply_each(rows: Tensor, products: Sequence[Product]) -> list[Tensor]:
+    """Compute several products of rows `[N, F]`, whose gradients are added up in the memory of one.
+
+    Results are in memory of their own, and no step of autograd reads them again.
+    """
+    counts = [len(rows) if part.num_rows is None else part.num_rows for part in products]
+    given = [part for product in products for part in product[:2] if part is not None]
+    if not (
+        torch.is_grad_enabled()
+        and any(part.requires_grad for part in (rows, *given))
+        and all(part.dtype == rows.dtype for part in given)
+        and not torch.is_autocast_enabled(rows.device.type)
+    ):
+        return [F.linear(rows[:count], *part[:2]) for count, part in zip(counts, products, strict=True)]
+    weights, biases = zip(*[part[:2] for part in products], strict=True)
+    # Views, because autograd does not tell whether someone waits for the gradient of a leaf.
+    parts = [None if part is None else part.view_as(part) for part in (*weights, *biases)]
+    return list(_Each.apply(counts, rows, *parts))
+
+
+def add_to_first(rows: Tensor, first: Tensor) -> Tensor:
+    """Add rows `[T, F]` to the first rows of others `[N, F]`, in their memory if autograd does not need it."""
+    if rows.dtype != first.dtype:
+        return rows + F.pad(first, (0, 0, 0, len(rows) - len(first)))
+    made: Tensor = _AddToFirst.apply(rows, first)
+    return made
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
@@ -208,13 +259,14 @@ class _Heads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(rows, weight)
+        ctx.are_tensors = [True, True]
         return torch.bmm(rows.transpose(0, 1), weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
-        to_rows = torch.bmm(grad, weight.transpose(1, 2)).transpose(0, 1) if ctx.needs_input_grad[0] else None
-        return to_rows, _pull_heads(rows, grad) if ctx.needs_input_grad[1] else None
+        (rows, weight), (of_rows, of_weight) = ctx.saved_tensors, _list_wanted(ctx)
+        to_rows = torch.bmm(grad, weight.transpose(1, 2)).transpose(0, 1) if of_rows else None
+        return to_rows, _pull_heads(rows, grad) if of_weight else None
 
 
 def _pull_heads(rows: Tensor, grad: Tensor) -> Tensor:
@@ -252,17 +304,86 @@ def _find_ones(grad: Tensor) -> Tensor:
     return ones.narrow(0, 0, count)
 
 
+def _list_wanted(ctx: Any) -> list[bool]:
+    """Report for each input of a step of autograd whether someone waits for its gradient in this backward pass.
+
+    `needs_input_grad` is also true for matrices if only the gradient of rows is asked for.
+    """
+    asks, nodes = torch._C._will_engine_execute_node, iter(ctx.next_functions)
+    wanted = []
+    for is_tensor, needed in zip(ctx.are_tensors, ctx.needs_input_grad, strict=True):
+        node = next(nodes)[0] if is_tensor else None
+        wanted.append(needed and node is not None and (node.name() == _LEAF or asks(node)))
+    return wanted
+
+
+_LEAF = "torch::autograd::AccumulateGrad"
+
+
+class _Each(torch.autograd.Function):
+    """Products of the first `counts` rows with as many matrices, then biases."""
+
+    @staticmethod
+    def forward(ctx: Any, counts: list[int], rows: Tensor, *parts: Any) -> tuple[Tensor, ...]:
+        weights, biases = parts[: len(counts)], parts[len(counts) :]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(rows, *weights)
+        ctx.counts, ctx.are_tensors = counts, [False, True, *(part is not None for part in parts)]
+        return tuple([F.linear(rows.narrow(0, 0, count), weight, bias)
+                      for count, weight, bias in zip(counts, weights, biases, strict=True)])  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        rows, *weights = ctx.saved_tensors
+        _, of_rows, *wants = _list_wanted(ctx)
+        given = list(zip(ctx.counts, weights, grads, strict=True))
+        to_rows, again = None, is_asked_again(grads)
+        # All rows first.
+        for count, weight, grad in sorted(given, key=lambda part: -part[0]) if of_rows else []:
+            if grad is None:
+                continue
+            if to_rows is not None and not again:
+                to_rows.narrow(0, 0, count).addmm_(grad, weight)
+                continue
+            made = grad @ weight
+            made = F.pad(made, (0, 0, 0, len(rows) - count)) if count < len(rows) else made
+            to_rows = made if to_rows is None else to_rows + made
+        of_weights, of_biases = wants[: len(weights)], wants[len(weights) :]
+        return (
+            None,
+            to_rows,
+            *[grad.t() @ rows.narrow(0, 0, count) if wanted and grad is not None else None
+              for wanted, (count, _, grad) in zip(of_weights, given, strict=True)],
+            *[add_up(grad) if wanted and grad is not None else None
+              for wanted, grad in zip(of_biases, grads, strict=True)],
+        )  # fmt: skip
+
+
+class _AddToFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, first: Tensor) -> Tensor:
+        ctx.mark_dirty(rows)
+        ctx.count = len(first)
+        rows.narrow(0, 0, len(first)).add_(first)
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, grad.narrow(0, 0, ctx.count)
+
+
 class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, own: Tensor | None,
                 own_weight: Tensor | None) -> Tensor:  # fmt: skip
         ctx.save_for_backward(rows, weight, own, own_weight)
+        ctx.are_tensors = [True, True, True, own is not None, own_weight is not None]
         return multiply_plainly(rows, weight, bias, own, own_weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, own, own_weight = ctx.saved_tensors
-        wants = ctx.needs_input_grad
+        wants = _list_wanted(ctx)
         turned = grad.t()
         return (
             grad @ weight if wants[0] else None,

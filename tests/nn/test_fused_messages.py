@@ -8,10 +8,10 @@ from torch.nn import BatchNorm1d, LeakyReLU, Linear, ReLU, Sequential, Tanh
 from torch_geometric import nn
 
 from pyg_direct import accelerate
-from pyg_direct.nn import any_convolution, weighted_rows, whole_graphs
+from pyg_direct.nn import any_convolution, linear, weighted_rows, whole_graphs
 from pyg_direct.nn.conv import film, gen, res_gated
 from pyg_direct.nn.sorted_edges import register_sorted
-from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near
+from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near, note_forward
 
 pytestmark = pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 
@@ -167,6 +167,64 @@ def test_a_whole_graph_that_comes_back_is_served_in_its_own_order_of_edges(real_
 
     assert fused
     assert_near(got, expected, rtol=1e-9, atol=1e-10)
+
+
+# Rows of each product with a matrix, over a batch whose edges lead to its first 13 of 25 nodes.
+@pytest.mark.parametrize(("name", "counts"), [
+    ("ResGatedGraphConv", [[25, 25, 13, 25]]),
+    ("FiLMConv", [[25, 13, 13, 25, 25, 25]]),
+    ("EdgeConv of sums", [[25, 13]]),
+])  # fmt: skip
+def test_matrices_of_targets_are_multiplied_by_rows_that_edges_lead_to(device, name, counts, fused, monkeypatch):
+    _, fast, x, args = give(name, device)
+    seen = []
+    note_forward(monkeypatch, linear._Each, lambda given, *_: seen.append(given))
+
+    run(fast, x, args)
+
+    assert seen == counts
+
+
+@pytest.mark.parametrize("make", [lambda: nn.ResGatedGraphConv(WIDTH, OUT, root_weight=False),
+                                  lambda: nn.ResGatedGraphConv(WIDTH, OUT, bias=False),
+                                  lambda: nn.FiLMConv(WIDTH, OUT, nn=Linear(WIDTH, 2 * OUT, bias=False))])  # fmt: skip
+def test_layers_without_some_of_their_parts(device, make, fused):
+    layer, fast, x, args = give("", device, make=make)
+
+    assert_near(run(fast, x, args), run(layer, x, args), rtol=1e-9, atol=1e-10)
+    assert fused == [1]
+
+
+@pytest.mark.parametrize("name", ["ResGatedGraphConv", "FiLMConv"])
+def test_messages_that_are_left_to_pyg_take_the_same_rows(device, name, monkeypatch):
+    monkeypatch.setattr(any_convolution, "fuse", lambda *args: None)
+    layer, fast, x, args = give(name, device)
+    seen = []
+    note_forward(monkeypatch, linear._Each, lambda given, *_: seen.append(given))
+
+    assert_near(run(fast, x, args), run(layer, x, args), rtol=1e-9, atol=1e-10)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("name", ["ResGatedGraphConv", "FiLMConv"])
+def test_results_have_the_dtype_of_pyg_under_autocast(device, name, fused):
+    layer, fast, x, args = give(name, device, torch.float32)
+
+    with torch.autocast(device.type, torch.bfloat16):
+        assert fast(x, *args).dtype == layer(x, *args).dtype
+    assert fused == [1]
+
+
+@pytest.mark.parametrize("name", ["ResGatedGraphConv", "FiLMConv"])
+def test_matrices_with_hooks_are_called(device, name, fused):
+    layer, fast, x, args = give(name, device)
+    seen = []
+    for part in fast.modules():
+        if part is not fast and not list(part.children()):
+            part.register_forward_hook(lambda module, given, out: seen.append(len(out)))
+
+    assert_near(run(fast, x, args), run(layer, x, args), rtol=1e-9, atol=1e-10)
+    assert len(seen) >= 4
 
 
 def test_equal_calls_give_equal_bits(real_device, fused):

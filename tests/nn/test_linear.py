@@ -6,8 +6,12 @@ import torch.nn.functional as F
 
 from pyg_direct.nn import linear
 from pyg_direct.nn.linear import (
+    Product,
+    add_to_first,
     add_up,
     multiply,
+    multiply_each,
+    multiply_ends,
     multiply_exactly,
     multiply_heads,
     multiply_into,
@@ -63,6 +67,85 @@ def test_other_dtypes_and_no_bias_are_left_to_torch(device):
 
     for got in (multiply(rows, weight, None), multiply(rows.bfloat16(), weight.bfloat16(), bias.bfloat16())):
         assert "Products" not in type(got.grad_fn).__name__
+
+
+def multiply_some(rows, *parts):
+    """Return products of all rows, of none, and of the first 4 and 9 rows."""
+    first, second, third, bias, other = parts
+    return multiply_each(rows, [Product(first, bias, 4), Product(second), Product(first, None, 0),
+                                Product(third, other, 9)])  # fmt: skip
+
+
+def make_some(device, dtype):
+    shapes = [(12, 6), (5, 6), (3, 6), (2, 6), (5,), (2,)]
+    return [torch.randn(shape, dtype=dtype).to(device).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("left_out", [None, 0, 1])
+def test_products_of_first_rows_equal_torch(device, left_out):
+    rows, first, second, third, bias, other = parts = make_some(device, torch.float64)
+    expected = [F.linear(rows[:4], first, bias), F.linear(rows, second), F.linear(rows[:0], first),
+                F.linear(rows[:9], third, other)]  # fmt: skip
+
+    got = multiply_some(*parts)
+
+    assert_near(got, expected)
+    # A result that nobody reads has no gradient.
+    totals = [sum(out.square().sum() for i, out in enumerate(outs) if i != left_out) for outs in (got, expected)]
+    found = [torch.autograd.grad(total, parts, allow_unused=True) for total in totals]
+    for one, other in zip(*found, strict=True):
+        assert_near([torch.zeros(()) if one is None else one], [torch.zeros(()) if other is None else other])
+
+
+def test_gradients_of_several_products_are_differentiated_again(device):
+    parts = make_some(device, torch.float64)
+
+    assert torch.autograd.gradgradcheck(multiply_some, parts)
+
+
+def test_rows_alone_get_gradients_without_sums_for_biases(device, monkeypatch):
+    parts, summed, plain = make_some(device, torch.float32), [], linear.add_up
+    monkeypatch.setattr(linear, "add_up", lambda grad: (summed.append(1), plain(grad))[1])
+    for outs in (multiply_some(*parts), [multiply(parts[0], parts[1] * 1, parts[4] * 1)]):
+        total = sum(out.sum() for out in outs)
+        torch.autograd.grad(total, parts[0], retain_graph=True)
+        assert not summed
+
+        total.backward()
+
+        assert len(summed) >= runs_on_gpu(total)
+        summed.clear()
+
+
+def test_several_products_have_the_dtype_of_autocast(device):
+    rows, weight, *_ = make_some(device, torch.float32)
+
+    with torch.autocast(device.type, torch.bfloat16):
+        (out,) = multiply_each(rows, [Product(weight)])
+
+    assert out.dtype == torch.bfloat16
+
+
+def test_ends_may_be_one_tensor_or_two(device):
+    rows, first, second, *_ = make_some(device, torch.float64)
+    expected = [rows @ first.t(), rows[:4] @ second.t()]
+
+    for targets in (rows, rows[:4]):
+        assert_near(multiply_ends(rows, targets, [Product(first)], [Product(second, None, 4)]), expected)
+
+
+def test_rows_are_added_to_the_first_in_their_memory(device):
+    rows, first = torch.randn(5, 3, device=device).requires_grad_(), torch.randn(2, 3, device=device).requires_grad_()
+    expected = rows + F.pad(first, (0, 0, 0, 3))
+    made = rows * 1
+
+    got = add_to_first(made, first)
+
+    assert got.data_ptr() == made.data_ptr()
+    assert_near([got], [expected])
+    assert_near(torch.autograd.grad(got.square().sum(), [rows, first]),
+                torch.autograd.grad(expected.square().sum(), [rows, first]))  # fmt: skip
+    assert add_to_first((rows * 1).bfloat16(), first).dtype == torch.float32
 
 
 @pytest.mark.gpu

@@ -19,10 +19,13 @@ import math
 
 import numpy as np
 
-from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
-from pyg_direct.kernels.aggregate.sum import NOWHERE, TO_ROW, find_item, span_of
+from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, device_function, gpu_kernel, prange
+from pyg_direct.kernels.aggregate.sum import NOWHERE, TO_ROW, find_item, quotient, span_of
 
+# Numbers as in `cuda_src/pairs.cu`.
 GATE, AFFINE, PULL_AFFINE, SOFTMAX, PULL_SOFTMAX = range(5)
+
+sum_pairs_16 = device_function("sum_pairs_16", "i4 u8 u8 u8 u8 u8 u8 u8 u8 i4 i8 i8 i4 f4")
 
 
 @body
@@ -106,3 +109,30 @@ def sum_pairs_gpu(function, a, b, x, y, z, indptr, row, num_edges, num_targets, 
                     partials[(2 * place + 1) * width + f] = other
                 f += lanes
         item += step
+
+
+@body
+def place_of(part, offset):
+    """Address of a piece of a part, zero if the part is empty."""
+    return part + np.uint64(offset) if part != 0 else np.uint64(0)
+
+
+@gpu_kernel("i4 u8 u8 u8 u8 u8 I[] u8 i4 i8 i8 i4 f4 i4[] i4[] u8 u8", I=("i4", "i8"), sources=("aggregate", "pairs"))
+def sum_wide_pairs_gpu(function, a, b, x, y, z, indptr, row, index_bytes, num_edges, num_targets, pieces, slope, slices,
+                       counts, partials, out):  # fmt: skip
+    """As `sum_pairs_gpu`, for fp32 rows of `pieces` times 16 bytes, aligned; all but `indptr`, `slices` and `counts` by
+    address. A thread computes one piece of a target, or of a slice.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    item = np.int64(quotient(np.uint64(thread), pieces))
+    if item < num_targets + slices.shape[0] // 2:
+        piece = thread - item * pieces
+        target, first, last, place, _ = find_item(indptr, num_edges, num_targets, slices, counts, item)
+        if place != NOWHERE:
+            to = out + np.uint64((2 * target * pieces + piece) * 16)
+            if place != TO_ROW:
+                to = partials + np.uint64((2 * place * pieces + piece) * 16)
+            own, of_piece = (target * pieces + piece) * 16, piece * 16
+            sum_pairs_16(function, to, to + np.uint64(np.int64(pieces) * 16), place_of(a, own), place_of(b, own),
+                         place_of(x, of_piece), place_of(y, of_piece), place_of(z, of_piece), row, index_bytes, first,
+                         last, pieces, slope)  # fmt: skip

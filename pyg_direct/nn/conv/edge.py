@@ -27,6 +27,7 @@ from pyg_direct.nn.fused_messages import (
     pair_nodes,
     read_ends,
 )
+from pyg_direct.nn.linear import Product, multiply_ends
 from pyg_direct.ops.aggregate.sum_pairs import sum_affine
 
 
@@ -60,17 +61,19 @@ def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | Non
     # Numbers that are not finite stay in their own results.
     middle = few[len(few) // 2].nan_to_num(0.0, 0.0, 0.0)
     bias = F.linear(middle.to(own.dtype), own, first.bias)
-    shift, rows = F.linear(targets - middle, own - other, bias), F.linear(rows - middle, other)
-    out = sum_affine(None, shift, rows, pair_nodes(known, len(rows), len(shift)), slope)
+    # Edges of a batch lead to its first nodes only.
+    count, near = min(known.edges.least_targets, len(targets)), rows - middle
+    rows, shift = multiply_ends(near, near if rows is targets else targets - middle, [Product(other)],
+                                [Product(own - other, bias, count)])  # fmt: skip
+    out = sum_affine(None, shift, rows, pair_nodes(known, len(rows), count), slope)
     out = finish_sum(self, known, out)
-    if not last:
-        return out
-    out = F.linear(out, last[0].weight)
-    if last[0].bias is None:
-        return out
-    degree = known.offsets(len(out)).diff().unsqueeze(1)
-    is_mean = type(self.aggr_module) is aggr.MeanAggregation
-    return (out + last[0].bias * (degree.clamp(max=1) if is_mean else degree)).to(out.dtype)
+    if last:
+        out = F.linear(out, last[0].weight)
+    if last and last[0].bias is not None:
+        degree = known.offsets(count).diff().unsqueeze(1)
+        is_mean = type(self.aggr_module) is aggr.MeanAggregation
+        out = (out + last[0].bias * (degree.clamp(max=1) if is_mean else degree)).to(out.dtype)
+    return F.pad(out, (0, 0, 0, len(targets) - count))
 
 
 EDGE = ConvSpec(conv.EdgeConv, propagate=any_convolution.propagate, find_left=find_left, fuse=fuse, leaves_to_any=True,

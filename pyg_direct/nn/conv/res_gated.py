@@ -15,9 +15,36 @@ from torch_geometric.nn import aggr, conv
 from pyg_direct.nn import any_convolution
 from pyg_direct.nn.any_convolution import KnownTargets
 from pyg_direct.nn.conv.spec import ConvSpec
-from pyg_direct.nn.fused_messages import find_changed, find_slow, is_given, is_matrix, pair_edges, pair_nodes
+from pyg_direct.nn.fused_messages import (
+    count_first,
+    find_changed,
+    find_slow,
+    is_given,
+    is_matrix,
+    pair_edges,
+    pair_nodes,
+    read_ends,
+)
+from pyg_direct.nn.linear import Product, add_to_first, multiply_ends
 from pyg_direct.nn.trimming import has_hooks
 from pyg_direct.ops.aggregate.sum_pairs import sum_gated
+
+
+def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None) -> Any:
+    """Override `forward` of an accelerated ResGatedGraphConv."""
+    (rows, targets), matrices = read_ends(x), [self.lin_query, self.lin_value, self.lin_key]
+    matrices += [self.lin_skip] if self.root_weight else []
+    count = count_first(self, edge_index, rows, targets) if all(map(is_matrix, matrices)) else None
+    if count is None or self.edge_dim is not None or (self.root_weight and self.lin_skip.bias is not None):
+        return type(self).forward(self, x, edge_index, edge_attr)
+    query, value, key, *skip = (Product(part.weight, part.bias) for part in matrices)
+    skip = [part._replace(bias=self.bias) for part in skip]
+    queries, values, keys, *own = multiply_ends(rows, targets, [query, value], [key._replace(num_rows=count), *skip])
+    out = self.propagate(edge_index, k=keys, q=queries, v=values, edge_attr=None)
+    if own:
+        return add_to_first(own[0], out)
+    out = F.pad(out, (0, 0, 0, len(targets) - count))
+    return out if self.bias is None else out + self.bias
 
 
 def find_left(module: Any) -> str | None:
@@ -53,5 +80,5 @@ def fuse(self: Any, known: KnownTargets, kwargs: dict[str, Any]) -> Tensor | Non
     return sum_gated(own, along, gated, pair_edges(known, len(own)))
 
 
-RES_GATED = ConvSpec(conv.ResGatedGraphConv, propagate=any_convolution.propagate, find_left=find_left, fuse=fuse,
+RES_GATED = ConvSpec(conv.ResGatedGraphConv, forward, any_convolution.propagate, find_left=find_left, fuse=fuse,
                      leaves_to_any=True, sees_neighbors_only=True)  # fmt: skip

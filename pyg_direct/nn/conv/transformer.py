@@ -18,7 +18,7 @@ from pyg_direct.nn import any_convolution
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
 from pyg_direct.nn.hetero.attention import ProductEdges, attend_products, can_attend_products
-from pyg_direct.nn.linear import multiply
+from pyg_direct.nn.linear import Product, add_to_first, multiply_ends
 from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, find_batch
 from pyg_direct.nn.trimming import is_linear
 from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find
@@ -73,9 +73,8 @@ def _attend(self: Any, rows: Any, targets: Any, edge_index: Tensor, edge_attr: A
     edges = batch.view(edge_index)
     # Edges of a batch lead to the first nodes only; others have no weighted sum.
     count = min(edges.least_targets, targets.shape[0])
-    matrices, scale = (self.lin_key, self.lin_value), 1 / math.sqrt(self.out_channels)
-    queries = self.lin_query(targets[:count]) if is_linear(self.lin_query) else self.lin_query(targets)[:count]
-    both = _project(rows, matrices, scale)
+    both, queries, own = _project(self, rows, targets, count)
+    scale = 1 / math.sqrt(self.out_channels)
     along = None if edge_attr is None else _Along.of(self.lin_edge(edge_attr), batch, edges)
     dropout = self.dropout if self.training else 0.0
     out = _sum(both, queries.view(count, self.heads, self.out_channels), scale, batch, edges, along, dropout)
@@ -84,12 +83,11 @@ def _attend(self: Any, rows: Any, targets: Any, edge_index: Tensor, edge_attr: A
         out = out.to(torch.promote_types(out.dtype, torch.float32))
     if not self.concat:
         out = out.view(count, self.heads, self.out_channels).mean(dim=1)
-    out = F.pad(out, (0, 0, 0, targets.shape[0] - count)) if count < targets.shape[0] else out
-    if not self.root_weight:
+    if own is not None and self.lin_beta is None:
+        return add_to_first(own, out)
+    out = F.pad(out, (0, 0, 0, targets.shape[0] - count))
+    if own is None:
         return out
-    own = self.lin_skip(targets)
-    if self.lin_beta is None:
-        return out + own
     beta = self.lin_beta(torch.cat([out, own, out - own], dim=-1)).sigmoid()
     made: Tensor = beta * own + (1 - beta) * out
     return made
@@ -106,14 +104,22 @@ def _takes(self: Any, rows: Any, edge_index: Tensor) -> bool:
     )
 
 
-def _project(rows: Tensor, matrices: tuple[Any, Any], scale: float) -> Tensor:
-    """Return the keys of rows times the scale, and their values, `[N, 2 * H * C]`."""
+def _project(self: Any, rows: Tensor, targets: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the scaled keys and the values of rows, `[N, 2 * H * C]`; the queries of the first targets, `[T, H * C]`;
+    and the own rows of all targets, if the layer has them.
+    """
+    key, value, query, scale = self.lin_key, self.lin_value, self.lin_query, 1 / math.sqrt(self.out_channels)
+    matrices = [key, value, query, *([self.lin_skip] if self.root_weight else [])]
     if not all(map(is_linear, matrices)):
-        return torch.cat([matrices[0](rows) * scale, matrices[1](rows)], dim=1)
+        both = torch.cat([key(rows) * scale, value(rows)], dim=1)
+        return both, query(targets)[:count], self.lin_skip(targets) if self.root_weight else None
     # Matrices are smaller than their products.
-    weight = torch.cat([matrices[0].weight * scale, matrices[1].weight])
-    bias = None if matrices[0].bias is None else torch.cat([matrices[0].bias * scale, matrices[1].bias])
-    return multiply(rows, weight, bias)
+    bias = None if key.bias is None else torch.cat([key.bias * scale, value.bias])
+    products = [Product(query.weight, query.bias, count), *(Product(one.weight, one.bias) for one in matrices[3:])]
+    both, queries, *own = multiply_ends(
+        rows, targets, [Product(torch.cat([key.weight * scale, value.weight]), bias)], products
+    )
+    return both, queries, own[0] if own else None
 
 
 class _Along(NamedTuple):

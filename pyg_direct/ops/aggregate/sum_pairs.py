@@ -18,7 +18,7 @@ from torch.autograd import Function
 from pyg_direct.kernels.aggregate import pairs as kernels
 from pyg_direct.kernels.aggregate.softmax import TINY
 from pyg_direct.ops.aggregate import operators
-from pyg_direct.ops.aggregate.operators import LongRows
+from pyg_direct.ops.aggregate.operators import PIECE, LongRows, is_wide
 from pyg_direct.ops.run_kernel import (
     choose_lane_bits,
     grid_of,
@@ -90,13 +90,20 @@ def _sum_pairs(function: int, own: tuple[Tensor, ...], others: tuple[Tensor, ...
             run_cpu(kernels.sum_pairs_cpu, function, *parts, *more, indptr, row, num_edges,
                     out.new_tensor(slope).numpy()[()], out)  # fmt: skip
         return out[:, 0], out[:, 1]
-    none = out.new_empty(0)
-    parts, more = [*parts, none][:2], [*more, none, none][:3]
     slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
-    lane_bits, partials = choose_lane_bits(width), slices.make_partials(2 * width, work)
-    run_gpu(kernels.sum_pairs_gpu, grid_of(num_targets + slices.capacity, lane_bits), function, *parts, *more, indptr,
-            row, num_edges, num_targets, width, lane_bits, slope, slices.slices, slices.counts, partials,
-            out)  # fmt: skip
+    partials, num_items = slices.make_partials(2 * width, work), num_targets + slices.capacity
+    most = max(num_edges, num_items, len(more[0]))
+    if work == torch.float32 and all(is_wide(part, width, most) for part in (*parts, *more, out)):
+        pieces = width * out.element_size() // PIECE
+        ends = [*[part.data_ptr() for part in parts], 0][:2], [*[part.data_ptr() for part in more], 0, 0][:3]
+        run_gpu(kernels.sum_wide_pairs_gpu, grid_of(num_items * pieces, 0), function, *ends[0], *ends[1], indptr,
+                row.data_ptr(), row.element_size(), num_edges, num_targets, pieces, slope, slices.slices, slices.counts,
+                partials.data_ptr(), out.data_ptr())  # fmt: skip
+    else:
+        none, lane_bits = out.new_empty(0), choose_lane_bits(width)
+        run_gpu(kernels.sum_pairs_gpu, grid_of(num_items, lane_bits), function, *[*parts, none][:2],
+                *[*more, none, none][:3], indptr, row, num_edges, num_targets, width, lane_bits, slope, slices.slices,
+                slices.counts, partials, out)  # fmt: skip
     slices.add_partials(indptr, num_edges, 2 * width, partials, out)
     return out[:, 0], out[:, 1]
 

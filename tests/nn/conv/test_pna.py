@@ -7,10 +7,10 @@ import torch
 from torch_geometric.nn import PNAConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn import any_convolution, whole_graphs
+from pyg_direct.nn import any_convolution, linear, whole_graphs
 from pyg_direct.nn.conv import pna
 from pyg_direct.nn.sorted_edges import register_sorted
-from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near, run
+from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near, note_forward, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 ALL = ["mean", "min", "max", "std", "var", "sum"]
@@ -70,6 +70,28 @@ def test_equals_pyg_and_its_gradients(real_device, reductions, name):
     assert reductions
     assert len(reductions) == len(set(reductions))
     assert_near(got, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_only_rows_that_edges_lead_to_have_aggregations(real_device, monkeypatch):
+    _, fast, x, args = make(real_device)
+    products, shapes, plain = [], [], pna.multiply_heads
+    note_forward(monkeypatch, linear._Each, lambda given, *_: products.append(given))
+    monkeypatch.setattr(pna, "multiply_heads", lambda rows, weight: (shapes.append(rows.shape), plain(rows, weight))[1])
+
+    run(fast, x, *args)
+
+    # Edges lead to the first 13 of 25 nodes; scales are no part of what is multiplied.
+    assert products == [[13, 25, 25]]
+    assert shapes == [(13, 1, len(ALL) * WIDTH)]
+
+
+def test_a_network_without_a_first_matrix_takes_scaled_aggregations(real_device, reductions):
+    layer, fast, x, args = make(real_device)
+    for one in (layer, fast):
+        one.post_nns[0] = torch.nn.Sequential(torch.nn.Identity(), *one.post_nns[0])
+
+    assert_near(run(fast, x, *args), run(layer, x, *args), rtol=1e-8, atol=1e-9)
+    assert reductions
 
 
 @pytest.mark.parametrize("name", LEFT)
