@@ -18,6 +18,7 @@ from torch_geometric.nn.pool import glob
 
 from pyg_direct.errors import describe
 from pyg_direct.nn.replay.guards import CONTAINERS, find_norm_over_nodes, left_as_it_was
+from pyg_direct.nn.replay.host_reads import HostReads
 from pyg_direct.nn.replay.model_call import Call, fill_in, name_rows, take_tensors
 from pyg_direct.nn.replay.padded_batch import (
     EDGES,
@@ -138,7 +139,7 @@ class BatchPasses(RecordedPasses):
             for factor in (1, _LOUD):
                 self._fill_up(call, factor)
                 # Random numbers are the same both times.
-                with left_as_it_was(model, self._device), torch.no_grad():
+                with left_as_it_was(model, self._device), torch.no_grad(), self._answered():
                     self._compute()
                     found.append([part.detach().clone() for part in model.buffers()])
         except Exception as error:  # Any error of a model about its arguments.
@@ -224,6 +225,9 @@ class PaddedPasses(BatchPasses):
             counts = self._edges.places.find(key)
             self._places.append(self._edges.edge_index[key] if is_edges else _make_place(tensor, sum(counts)))
         self._args, self._kwargs = fill_in(call.nest, iter(self._places), self._edges.places)
+        of_nodes = {sum(counts[:hop]) for counts in self._edges.places.nodes.values() for hop in range(1, len(counts) + 1)}
+        of_edges = {sum(counts[:hop]) for counts in self._edges.places.edges.values() for hop in range(1, len(counts) + 1)}
+        self._reads = HostReads(self._device, of_nodes | of_edges)
         # Of each result the type of its rows and how many hops they are; 0 for the seeds alone.
         self._results: list[tuple[str, int]] = []
 
@@ -307,6 +311,7 @@ class GraphPasses(BatchPasses):
         self._edges = self._padded._edges
         self._places = [self._padded.data._store._mapping[name] for name in names]
         self._args, self._kwargs = fill_in(call.nest, iter(self._places), self._padded.places)
+        self._reads = HostReads(self._device, frozenset(self._padded.places))
         # Rows of each result: of nodes or of graphs.
         self._results: list[bool] = []
 

@@ -21,6 +21,7 @@ from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.batch_passes import GraphPasses, PaddedPasses
 from pyg_direct.nn.replay.guards import Outside, State
+from pyg_direct.nn.replay.host_reads import AnswersDiffer
 from pyg_direct.nn.replay.model_call import Call, read_call
 from pyg_direct.nn.replay.padded_batch import GraphSizes
 from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules, WholePasses
@@ -35,6 +36,10 @@ _MISSES = 4
 _MOST_PATIENCE = 6
 # Consecutive calls of different kinds, after which no kind is expected to repeat.
 _CHANGES = 32
+# A replay that would read other numbers on the host is worth as many that do not. Beyond the most of them, or after so
+# many recordings, others are awaited, or none.
+_COST, _MOST_COST, _MOST_DROPPED = 4, 32, 6
+_CHANGING = "numbers that forward reads on the host change again and again"
 # Replay of `accelerate` and `run` if the caller does not choose.
 _BY_DEFAULT = True
 # Backward of a replayed pass runs in the thread that calls it: handing it to torch's thread of the GPU and back takes
@@ -87,6 +92,8 @@ class _Passes:
         self._changes = self._missed = 0
         # Recordings, and by how many bits more calls are wanted before the next one.
         self._times = self._patience = 0
+        # Replays that would read other numbers, and recordings that were given up for them.
+        self._cost = self._dropped = 0
 
     def find(self, call: Call) -> RecordedPasses | None:
         """Return the recording, filled with the arguments of a call; None if it cannot serve them."""
@@ -97,6 +104,17 @@ class _Passes:
             return None
         self._next, self._missed, self._changes = None, 0, 0
         return recording
+
+    def note_replay(self) -> None:
+        """Learn that a replay was right."""
+        self._cost = max(self._cost - 1, 0)
+
+    def note_difference(self) -> str | None:
+        """Learn that a replay would have read other numbers on the host; return why passes cannot be replayed."""
+        self._cost += _COST
+        if self._cost > _MOST_COST:
+            self.recording, self._cost, self._dropped = None, 0, self._dropped + 1
+        return None if self._dropped < _MOST_DROPPED else _CHANGING
 
     def note(self, model: Any, call: Call) -> str | None:
         """Learn from an ordinary pass, and record once enough are known; return why passes cannot be replayed."""
@@ -197,14 +215,21 @@ class Replay:
         if passes is not None and call is not None and (self._is_strict or call.sizes is not None):
             recording = passes.find(call)
             if recording is not None:
-                self.replayed += 1
-                Replay.total += 1
                 if is_graded and self._spread_before is None:
                     self._spread_before = torch._C._is_multithreading_enabled()
                     torch.autograd.set_multithreading_enabled(not _IN_ONE_THREAD and self._spread_before)
-                return recording.replay(call)
-            with ordinary_passes:
-                reason = passes.note(model, call)
+                try:
+                    found = recording.replay(call)
+                except AnswersDiffer:
+                    reason = passes.note_difference()
+                else:
+                    passes.note_replay()
+                    self.replayed += 1
+                    Replay.total += 1
+                    return found
+            else:
+                with ordinary_passes:
+                    reason = passes.note(model, call)
             if reason is not None:
                 self._refuse(reason)
         self.ordinary += 1
