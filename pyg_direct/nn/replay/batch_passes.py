@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, chain
 from operator import lt
 from typing import Any
 
@@ -225,9 +226,9 @@ class PaddedPasses(BatchPasses):
             counts = self._edges.places.find(key)
             self._places.append(self._edges.edge_index[key] if is_edges else _make_place(tensor, sum(counts)))
         self._args, self._kwargs = fill_in(call.nest, iter(self._places), self._edges.places)
-        of_nodes = {sum(counts[:hop]) for counts in self._edges.places.nodes.values() for hop in range(1, len(counts) + 1)}
-        of_edges = {sum(counts[:hop]) for counts in self._edges.places.edges.values() for hop in range(1, len(counts) + 1)}
-        self._reads = HostReads(self._device, of_nodes | of_edges)
+        places = self._edges.places
+        rows = [accumulate(counts) for part in places for counts in part.values()]
+        self._reads = HostReads(self._device, frozenset(chain.from_iterable(rows)))
         # Of each result the type of its rows and how many hops they are; 0 for the seeds alone.
         self._results: list[tuple[str, int]] = []
 

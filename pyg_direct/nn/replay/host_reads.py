@@ -17,47 +17,74 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
 _READ = _aten._local_scalar_dense.default
-# Functions of all rows that padding can only raise, or only lower.
+_FILL, _FILL_IN_PLACE = _aten.index_put.default, _aten.index_put_.default
+# Functions of all rows that more rows can only raise, or only lower; and those that turn this round, or keep it.
 _RISE = frozenset((_aten.any.default, _aten.count_nonzero.default))
 _FALL = frozenset((_aten.all.default,))
 _INVERTS = frozenset((_aten.logical_not.default, _aten.bitwise_not.default))
-_FILLS = frozenset((_aten.index_put.default, _aten.index_put_.default))
 # Note on the host before a replay has made it.
 _UNKNOWN = -1
+_OTHER_READS = "forward reads more numbers on the host in one pass than in another"
 
 
-class AnswersDiffer(Exception):
+class OtherAnswersError(Exception):
     """Signal that a replayed pass would have read other numbers than the recorded one."""
 
 
-class HostReads(TorchDispatchMode):
-    """Numbers that the passes of this block read on the host: learned in the first one, and given in the others.
+class MaskedFills(TorchDispatchMode):
+    """Block in which an assignment under a mask, as `x[mask] = value`, does not wait for the count of its rows."""
 
-    Assignments under a mask, such as `x[mask] = value`, are done for all rows, as a count of rows would be read.
+    def __init__(self) -> None:
+        super().__init__()
+        # Such assignments so far.
+        self.fills = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _FILL or func is _FILL_IN_PLACE:
+            filled = _fill(*args, **kwargs)
+            if filled is not None:
+                self.fills += 1
+                return filled if func is _FILL else args[0].copy_(filled)
+        return func(*args, **kwargs)
+
+
+def _fill(rows: Tensor, indices: Any, value: Tensor, accumulate: bool = False) -> Tensor | None:
+    """Return rows with one value in the place of those under a mask; None for any other assignment."""
+    mask = indices[0]
+    if accumulate or len(indices) != 1 or mask is None or mask.dtype != torch.bool:
+        return None
+    width = rows.dim() - mask.dim()
+    # A value for each row under the mask would depend on their number. torch does not wait for a number of the host.
+    if value.dim() > width or value.device != rows.device or mask.device != rows.device:
+        return None
+    return torch.where(mask.view(*mask.shape, *[1] * width), value.to(rows.dtype), rows)
+
+
+class HostReads(MaskedFills):
+    """Numbers that forward passes in this block read on the host: learned in the first pass, and given in the others.
 
     Args:
         device: Of the passes.
-        num_rows: Numbers of rows that hold padding; None if nothing does. Padding must not decide a number. Of all
-            such rows, a number may tell whether any or all fulfil a condition, and only if padding cannot change that.
+        num_rows: Numbers of rows that hold padding; None if nothing does. Then a number may only tell whether any or
+            all of them fulfil a condition, as far as padding cannot change it.
 
     Attributes:
-        answers: Numbers in their order; None before they are known.
         is_needed: True if passes run in this block: until it is known that nothing is read or assigned so.
+        answers: Numbers in the order in which they are read; None before they are known.
     """
 
     def __init__(self, device: torch.device, num_rows: Collection[int] | None) -> None:
         super().__init__()
         self._device, self._num_rows = device, num_rows
-        self.answers: list[Any] | None = None
         self.is_needed = False
+        self.answers: list[Any] | None = None
         self._learned: list[Any] = []
-        self._fills = self._place = 0
-        # Of numbers of the pass, whether padding can only raise them; otherwise it can only lower them.
+        self._place = 0
+        # Numbers of the pass, and whether padding can only raise them; otherwise it can only lower them.
         self._rises: dict[int, tuple[Tensor, bool]] = {}
-        self._differs = torch.zeros(1, dtype=torch.int32, device=device)
-        self._note = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        # Read without an operation of torch.
-        self._noted = self._note.numpy()
+        # On the device 1 if an answer differs, and what the host knows of it, in memory that both see.
+        self._differs, self._note = torch.empty(0), torch.empty(0)
 
     def __enter__(self) -> HostReads:
         self._place, self._rises, self._learned = 0, {}, []
@@ -71,22 +98,20 @@ class HostReads(TorchDispatchMode):
         self._rises = {}
         if kind is not None:
             return
-        if self.answers is None:
-            self.answers, self.is_needed = self._learned, bool(self._learned or self._fills)
-        elif self._place != len(self.answers):
-            raise RuntimeError("forward reads more numbers on the host in one pass than in another")
+        if self.answers is not None:
+            if self._place < len(self.answers):
+                raise RuntimeError(_OTHER_READS)
+            return
+        self.answers, self.is_needed = self._learned, bool(self._learned or self.fills)
+        if self.answers:
+            self._differs = torch.zeros(1, dtype=torch.int32, device=self._device)
+            self._note = torch.zeros(1, dtype=torch.int32, pin_memory=self._device.type == "cuda")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if func is _READ and args[0].device == self._device:
             return self._read(args[0])
-        if func in _FILLS:
-            filled = _fill(*args, **kwargs)
-            if filled is not None:
-                self._fills += 1
-                return args[0].copy_(filled) if func is _aten.index_put_.default else filled
-        out = func(*args, **kwargs)
-        if self._num_rows is not None:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self._num_rows is not None and self.answers is None:
             self._follow(func, args, out)
         return out
 
@@ -102,34 +127,35 @@ class HostReads(TorchDispatchMode):
     def _read(self, number: Tensor) -> Any:
         if self.answers is None:
             answer = _read_now(number)
+            # If padding can only raise a number that is 0, it is 0 without padding too.
             if self._num_rows is not None and self._rises.get(id(number), (number, bool(answer)))[1] == bool(answer):
-                raise RuntimeError("forward reads a number on the host which padding may change")
+                raise RuntimeError("forward reads a number on the host that padding may change")
             self._learned.append(answer)
             return answer
         if self._place == len(self.answers):
-            raise RuntimeError("forward reads more numbers on the host in one pass than in another")
+            raise RuntimeError(_OTHER_READS)
         answer = self.answers[self._place]
         self._place += 1
-        # One that is no number stays so.
-        differs = number == number if answer != answer else number != answer
-        self._differs.logical_or_(differs)
+        # An answer that is no number stays so.
+        self._differs.logical_or_(number == number if answer != answer else number != answer)
         if self._place == len(self.answers):
-            # The host learns it while the rest of the pass runs.
+            # The host knows it while the rest of the pass runs.
             self._note.copy_(self._differs, non_blocking=True)
         return answer
 
     def expect(self) -> None:
         """Expect the note of a replay that is launched next."""
-        self._noted[0] = _UNKNOWN
+        self._note[0] = _UNKNOWN
 
     def differ(self) -> bool:
         """Report whether a launched replay reads other numbers, once it has noted that."""
+        note = self._note.numpy()
         if self._device.type == "cuda":
             stream = torch.cuda.current_stream(self._device)
-            while self._noted[0] == _UNKNOWN and not stream.query():
+            while note[0] == _UNKNOWN and not stream.query():
                 # Other threads make batches meanwhile.
                 time.sleep(0)
-        return bool(self._noted[0] != 0)
+        return bool(note[0] != 0)
 
 
 def _read_now(number: Tensor) -> Any:
@@ -140,16 +166,3 @@ def _read_now(number: Tensor) -> Any:
         return number.item()
     finally:
         torch.cuda.set_sync_debug_mode(mode)
-
-
-def _fill(rows: Tensor, indices: Any, value: Tensor, accumulate: bool = False) -> Tensor | None:
-    """Return rows with a value in the place of those under a mask; None for any other assignment."""
-    if accumulate or len(indices) != 1 or indices[0] is None or indices[0].dtype != torch.bool:
-        return None
-    mask, width = indices[0], rows.dim() - indices[0].dim()
-    # A value for each row that is under the mask would depend on their number.
-    if mask.device != rows.device or value.dim() > width:
-        return None
-    if value.device != rows.device and value.dim() > 0:
-        return None
-    return torch.where(mask.view(*mask.shape, *[1] * width), value.to(rows.dtype), rows)

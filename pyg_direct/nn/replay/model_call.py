@@ -407,10 +407,10 @@ class _SampleReader(_Reader):
             if isinstance(columns, Tensor):
                 parts.append(self.read(columns, key))
                 continue
-            values, offset = getattr(columns, "values", None), getattr(columns, "offset", None)
+            values, offset = (getattr(columns, name, None) for name in ("values", "offset"))
             # Other classes have a varying number of values in each row.
-            is_even = isinstance(values, Tensor) and isinstance(offset, Tensor) and values.dim() == 2
-            if not is_even or offset.numel() != columns.num_cols + 1:
+            if not (isinstance(values, Tensor) and isinstance(offset, Tensor) and values.dim() == 2
+                    and offset.numel() == columns.num_cols + 1):  # fmt: skip
                 return None
             pair = self.read(values, key), self.read(offset, offset.numel())
             parts.append(None if None in pair else (_COLUMNS, type(columns), key, columns.num_cols, *pair))

@@ -21,7 +21,7 @@ from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.batch_passes import GraphPasses, PaddedPasses
 from pyg_direct.nn.replay.guards import Outside, State
-from pyg_direct.nn.replay.host_reads import AnswersDiffer
+from pyg_direct.nn.replay.host_reads import OtherAnswersError
 from pyg_direct.nn.replay.model_call import Call, read_call
 from pyg_direct.nn.replay.padded_batch import GraphSizes
 from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules, WholePasses
@@ -112,7 +112,8 @@ class _Passes:
     def note_difference(self) -> str | None:
         """Learn that a replay would have read other numbers on the host; return why passes cannot be replayed."""
         self._cost += _COST
-        if self._cost > _MOST_COST:
+        if self._cost > _MOST_COST and self.recording is not None:
+            self.recording.wait()
             self.recording, self._cost, self._dropped = None, 0, self._dropped + 1
         return None if self._dropped < _MOST_DROPPED else _CHANGING
 
@@ -220,7 +221,7 @@ class Replay:
                     torch.autograd.set_multithreading_enabled(not _IN_ONE_THREAD and self._spread_before)
                 try:
                     found = recording.replay(call)
-                except AnswersDiffer:
+                except OtherAnswersError:
                     reason = passes.note_difference()
                 else:
                     passes.note_replay()

@@ -20,7 +20,7 @@ from torch_geometric.nn import HeteroConv, HGTConv
 from pyg_direct.errors import describe
 from pyg_direct.nn.hetero.unread_rows import RowsOfPass
 from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors, read_version
-from pyg_direct.nn.replay.host_reads import AnswersDiffer, HostReads
+from pyg_direct.nn.replay.host_reads import HostReads, MaskedFills, OtherAnswersError
 from pyg_direct.nn.replay.model_call import Call, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper
 from pyg_direct.runtime.cuda.device import free_bytes
@@ -377,7 +377,8 @@ class RecordedPasses:
         """Run backward from the results of the last `_run`."""
         made = [self._made[place] for place in self._graded]
         # As without a caller's autocast, which is how a loop runs backward.
-        with torch.autocast(self._device.type, enabled=False):
+        fills = MaskedFills() if self._reads.fills else nullcontext()
+        with torch.autocast(self._device.type, enabled=False), fills:
             found = torch.autograd.grad(made, self._leaves, self._grads, allow_unused=True)
         if any(self._zeroed):
             # Autograd would lead there through memory that relations share, such as rows of all types.
@@ -395,7 +396,7 @@ class RecordedPasses:
         """Return the result of the model for the copied arguments.
 
         Raises:
-            AnswersDiffer: forward would read other numbers on the host; the model is as before.
+            OtherAnswersError: forward would read other numbers on the host; the model is as before.
         """
         if self._rules.is_graded:
             learning = compress(self._list_learning(call), self._reached[len(self._parameters) :])
@@ -431,7 +432,7 @@ class RecordedPasses:
             for part, value in zip(self._written, before, strict=True):
                 # Not counted as a write: a pass may have kept the buffer for its backward.
                 part.data.copy_(value)
-            raise AnswersDiffer
+            raise OtherAnswersError
 
     def go_back(self, turn: _Turn, grads: Sequence[Tensor | None], call: Call) -> Sequence[Tensor | None]:
         """Return gradients of the parameters and arguments that have one, in new memory."""
