@@ -18,10 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _aten = torch.ops.aten
 _READ = _aten._local_scalar_dense.default
 _FILL, _FILL_IN_PLACE = _aten.index_put.default, _aten.index_put_.default
-# Functions of all rows that more rows can only raise, or only lower; and those that turn this round, or keep it.
-_RISE = frozenset((_aten.any.default, _aten.count_nonzero.default))
+# Functions of all rows that more rows can only raise, the last one for a mask, or only lower.
+_RISE = frozenset((_aten.any.default, _aten.count_nonzero.default, _aten.sum.default))
 _FALL = frozenset((_aten.all.default,))
-_INVERTS = frozenset((_aten.logical_not.default, _aten.bitwise_not.default))
+# Functions of such a number that keep this, or turn it round; comparisons do if the other number is 0.
+_KEEP = frozenset((_aten.ne.Scalar, _aten.gt.Scalar))
+_INVERT = frozenset((_aten.logical_not.default, _aten.bitwise_not.default, _aten.eq.Scalar))
 # Note on the host before a replay has made it.
 _UNKNOWN = -1
 _OTHER_READS = "forward reads more numbers on the host in one pass than in another"
@@ -117,12 +119,15 @@ class HostReads(MaskedFills):
 
     def _follow(self, func: Any, args: Any, out: Any) -> None:
         """Note whether padding can only raise a number, or only lower it."""
-        if func in _RISE or func in _FALL:
-            if args[0].dim() > 0 and args[0].shape[0] in (self._num_rows or ()):
+        is_rise, is_kept = func in _RISE, func in _KEEP
+        if is_rise or func in _FALL:
+            rows = args[0]
+            is_mask = rows.dtype == torch.bool or func is not _aten.sum.default
+            if is_mask and rows.dim() > 0 and rows.shape[0] in (self._num_rows or ()):
                 # Held, so that its id is given to no other.
-                self._rises[id(out)] = out, func in _RISE
-        elif func in _INVERTS and id(args[0]) in self._rises:
-            self._rises[id(out)] = out, not self._rises[id(args[0])][1]
+                self._rises[id(out)] = out, is_rise
+        elif (is_kept or func in _INVERT) and id(args[0]) in self._rises and not any(args[1:]):
+            self._rises[id(out)] = out, self._rises[id(args[0])][1] == is_kept
 
     def _read(self, number: Tensor) -> Any:
         if self.answers is None:
