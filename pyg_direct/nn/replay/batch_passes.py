@@ -7,7 +7,7 @@ in the padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, chain
 from operator import lt
@@ -193,9 +193,9 @@ class BatchPasses(RecordedPasses):
                 copy_hops([HopRows(grad, place, *own)])
 
 
-def _make_place(rows: Tensor, count: int) -> Tensor:
-    """Make a place for rows; padding holds values that a model is made for."""
-    first = rows.detach()[:1]
+def _make_place(rows: Tensor, known: Tensor | None, count: int) -> Tensor:
+    """Make a place for rows; padding holds values that a model is made for, which no row of this batch may have."""
+    first = rows.detach()[:1] if known is None else known
     return first.expand(count, *rows.shape[1:]).clone() if len(first) else rows.new_zeros(count, *rows.shape[1:])
 
 
@@ -213,18 +213,20 @@ class PaddedPasses(BatchPasses):
 
     Args:
         largest: Nodes and edges of each hop of the largest batches known.
+        known: A row of each tensor, by its place in the call, if a batch had one.
     """
 
-    def __init__(self, model: Any, rules: Rules, call: Call, largest: Sizes) -> None:
+    def __init__(self, model: Any, rules: Rules, call: Call, largest: Sizes, known: Mapping[int, Tensor]) -> None:
         super().__init__(model, rules, call.tensors[0].device)
-        self._largest, self._seeds = largest, call.seeds
+        self._largest, self._seeds, self._known = largest, call.seeds, known
         self._has_types = EDGES not in largest.edges
         num_seeds = None if self._has_types else largest.nodes[NODES][0]
         self._edges = PaddedEdges(call.pair_edges(), largest, _MARGIN, num_seeds)
         self._places = []
-        for (key, is_edges), tensor in zip(call.roles, call.tensors, strict=True):
-            counts = self._edges.places.find(key)
-            self._places.append(self._edges.edge_index[key] if is_edges else _make_place(tensor, sum(counts)))
+        for number, ((key, is_edges), tensor) in enumerate(zip(call.roles, call.tensors, strict=True)):
+            count = sum(self._edges.places.find(key))
+            self._places.append(self._edges.edge_index[key] if is_edges
+                                else _make_place(tensor, known.get(number), count))  # fmt: skip
         self._args, self._kwargs = fill_in(call.nest, iter(self._places), self._edges.places)
         places = self._edges.places
         rows = [accumulate(counts) for part in places for counts in part.values()]
@@ -234,7 +236,7 @@ class PaddedPasses(BatchPasses):
 
     def make_again(self, call: Call) -> PaddedPasses:
         """Make other places for the arguments of a pass."""
-        again = PaddedPasses(self._model(), self._rules, call, self._largest)
+        again = PaddedPasses(self._model(), self._rules, call, self._largest, self._known)
         again._results = self._results
         return again
 

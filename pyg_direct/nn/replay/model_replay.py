@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch_geometric.nn import HeteroConv, MessagePassing
@@ -50,12 +51,13 @@ _SPREAD = (DataParallel, DistributedDataParallel, FullyShardedDataParallel)
 
 
 class _Calls:
-    """Calls of one kind so far: the largest batch, and tensors that do not come back."""
+    """Calls of one kind so far: the largest batch, a row of each of its tensors, and tensors that do not come back."""
 
     def __init__(self, kind: tuple[Any, ...]) -> None:
         self.kind, self.times = kind, 0
         # `Sizes` or `GraphSizes`.
         self.largest: Any = None
+        self.rows: dict[int, Tensor] = {}
         self._addresses: tuple[Any, ...] = ()
         self.moving: frozenset[int] = frozenset()
 
@@ -63,6 +65,9 @@ class _Calls:
         self.times += 1
         if call.sizes is not None:
             self.largest = call.sizes if self.largest is None else self.largest.join(call.sizes)
+            for place, tensor in enumerate(call.tensors):
+                if place not in self.rows and len(tensor) > 0:
+                    self.rows[place] = tensor[:1].detach().clone()
             return
         if self._addresses:
             self.moving |= {place for place, pair in enumerate(zip(self._addresses, call.addresses, strict=True))
@@ -156,7 +161,7 @@ class _Passes:
         elif isinstance(call.sizes, GraphSizes):
             made = GraphPasses(model, self._rules, call, calls.largest)
         else:
-            made = PaddedPasses(model, self._rules, call, calls.largest)
+            made = PaddedPasses(model, self._rules, call, calls.largest, calls.rows)
         # A small batch leaves more padding than fits; the next may not.
         if not made.fill(call):
             return None
