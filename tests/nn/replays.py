@@ -27,6 +27,12 @@ class ReadsOfModel(HostReads):
         return number.item() if is_check else super()._read(number)
 
 
+def read_for_model(monkeypatch):
+    """Let recordings on a CPU see the reads of a model alone."""
+    for module in (batch_passes, recorded_passes):
+        monkeypatch.setattr(module, "HostReads", ReadsOfModel)
+
+
 class CallsAgain:
     """Fake of `Recorder`: recorded work runs, and runs again over the same places."""
 
@@ -74,8 +80,7 @@ def record_anywhere(device, monkeypatch):
     monkeypatch.setattr(batch_passes, "_MARGIN", 0.15)
     if device.type == "cpu":
         monkeypatch.setattr(recorded_passes, "Recorder", CallsAgain)
-        for module in (batch_passes, recorded_passes):
-            monkeypatch.setattr(module, "HostReads", ReadsOfModel)
+        read_for_model(monkeypatch)
         monkeypatch.setattr(model_call, "_can_record", lambda device: True)
         monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
         monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
