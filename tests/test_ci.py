@@ -13,7 +13,8 @@ from pyg_direct.cli import warm
 ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci"
 # Files that need PyTorch Frame.
-FRAMES = ["tests/loader/collate/attributes/test_frames.py", "tests/benchmarks/test_databases.py"]
+FRAMES = ["tests/loader/collate/attributes/test_frames.py", "tests/benchmarks/test_databases.py",
+          "tests/nn/replay/model_replay/test_frames.py"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

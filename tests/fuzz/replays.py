@@ -23,6 +23,7 @@ from pyg_direct.nn.replay import batch_passes, model_call, model_replay as repla
 from tests.fuzz.aggregates import near
 from tests.fuzz.loops import OPTIMIZERS, Loop
 from tests.fuzz.space import Row, Space
+from tests.nn.replays import read_for_model
 from tests.nn.tape import TapeRecorder
 
 IN, HIDDEN, OUT, EDGE_WIDTH = 6, 8, 5, 3
@@ -96,6 +97,7 @@ def recorded_anywhere(device: str) -> Iterator[None]:
         patch.setattr(batch_passes, "_MARGIN", 0.5)
         if device == "cpu":
             patch.setattr(recorded_passes, "Recorder", TapeRecorder)
+            read_for_model(patch)
             patch.setattr(model_call, "_can_record", lambda device: True)
             patch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
             patch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)

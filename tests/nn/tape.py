@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pyg_direct.nn.replay import guards, model_call, recorded_passes
+from tests.nn.replays import read_for_model
 
 
 class _Tape(TorchDispatchMode):
@@ -61,6 +62,7 @@ def record_on_tapes(monkeypatch, note=lambda work, made: None):
             return made
 
     monkeypatch.setattr(recorded_passes, "Recorder", Recorder)
+    read_for_model(monkeypatch)
     monkeypatch.setattr(model_call, "_can_record", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)

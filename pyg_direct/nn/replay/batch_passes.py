@@ -7,8 +7,9 @@ in the padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, chain
 from operator import lt
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch_geometric.nn.pool import glob
 
 from pyg_direct.errors import describe
 from pyg_direct.nn.replay.guards import CONTAINERS, find_norm_over_nodes, left_as_it_was
+from pyg_direct.nn.replay.host_reads import HostReads
 from pyg_direct.nn.replay.model_call import Call, fill_in, name_rows, take_tensors
 from pyg_direct.nn.replay.padded_batch import (
     EDGES,
@@ -138,7 +140,7 @@ class BatchPasses(RecordedPasses):
             for factor in (1, _LOUD):
                 self._fill_up(call, factor)
                 # Random numbers are the same both times.
-                with left_as_it_was(model, self._device), torch.no_grad():
+                with left_as_it_was(model, self._device), torch.no_grad(), self._answered():
                     self._compute()
                     found.append([part.detach().clone() for part in model.buffers()])
         except Exception as error:  # Any error of a model about its arguments.
@@ -191,9 +193,9 @@ class BatchPasses(RecordedPasses):
                 copy_hops([HopRows(grad, place, *own)])
 
 
-def _make_place(rows: Tensor, count: int) -> Tensor:
-    """Make a place for rows; padding holds values that a model is made for."""
-    first = rows.detach()[:1]
+def _make_place(rows: Tensor, known: Tensor | None, count: int) -> Tensor:
+    """Make a place for rows; padding holds values that a model is made for, which no row of this batch may have."""
+    first = rows.detach()[:1] if known is None else known
     return first.expand(count, *rows.shape[1:]).clone() if len(first) else rows.new_zeros(count, *rows.shape[1:])
 
 
@@ -211,25 +213,30 @@ class PaddedPasses(BatchPasses):
 
     Args:
         largest: Nodes and edges of each hop of the largest batches known.
+        known: A row of each tensor, by its place in the call, if a batch had one.
     """
 
-    def __init__(self, model: Any, rules: Rules, call: Call, largest: Sizes) -> None:
+    def __init__(self, model: Any, rules: Rules, call: Call, largest: Sizes, known: Mapping[int, Tensor]) -> None:
         super().__init__(model, rules, call.tensors[0].device)
-        self._largest, self._seeds = largest, call.seeds
+        self._largest, self._seeds, self._known = largest, call.seeds, known
         self._has_types = EDGES not in largest.edges
         num_seeds = None if self._has_types else largest.nodes[NODES][0]
         self._edges = PaddedEdges(call.pair_edges(), largest, _MARGIN, num_seeds)
         self._places = []
-        for (key, is_edges), tensor in zip(call.roles, call.tensors, strict=True):
-            counts = self._edges.places.find(key)
-            self._places.append(self._edges.edge_index[key] if is_edges else _make_place(tensor, sum(counts)))
+        for number, ((key, is_edges), tensor) in enumerate(zip(call.roles, call.tensors, strict=True)):
+            count = sum(self._edges.places.find(key))
+            self._places.append(self._edges.edge_index[key] if is_edges
+                                else _make_place(tensor, known.get(number), count))  # fmt: skip
         self._args, self._kwargs = fill_in(call.nest, iter(self._places), self._edges.places)
+        places = self._edges.places
+        rows = [accumulate(counts) for part in places for counts in part.values()]
+        self._reads = HostReads(self._device, frozenset(chain.from_iterable(rows)))
         # Of each result the type of its rows and how many hops they are; 0 for the seeds alone.
         self._results: list[tuple[str, int]] = []
 
     def make_again(self, call: Call) -> PaddedPasses:
         """Make other places for the arguments of a pass."""
-        again = PaddedPasses(self._model(), self._rules, call, self._largest)
+        again = PaddedPasses(self._model(), self._rules, call, self._largest, self._known)
         again._results = self._results
         return again
 
@@ -307,6 +314,7 @@ class GraphPasses(BatchPasses):
         self._edges = self._padded._edges
         self._places = [self._padded.data._store._mapping[name] for name in names]
         self._args, self._kwargs = fill_in(call.nest, iter(self._places), self._padded.places)
+        self._reads = HostReads(self._device, frozenset(self._padded.places))
         # Rows of each result: of nodes or of graphs.
         self._results: list[bool] = []
 

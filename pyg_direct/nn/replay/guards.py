@@ -468,7 +468,9 @@ class ForeignReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves((args, kwargs)):
+        # torch's mark of a tensor that it has just made of numbers, as for `x[mask] = 0`.
+        given = () if func is torch.ops.aten.lift_fresh.default else tree_leaves((args, kwargs))
+        for tensor in given:
             if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
                 place = tensor.untyped_storage()._cdata
                 if place not in self._made:

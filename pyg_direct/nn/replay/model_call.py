@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.typing import TensorFrame
 
 from pyg_direct.nn import sorted_edges
 from pyg_direct.nn.replay.guards import CONTAINERS, SETTINGS, TENSORS, State, read_version, remember_forms
@@ -34,6 +35,7 @@ class Call(NamedTuple):
         tensors: The tensors, in the order of the nest; for a batch of graphs also `ptr`, at the end.
         sizes: `Sizes` or `GraphSizes` of the batch; None for tensors that may come back, as of a whole graph.
         roles: For a sampled batch, the type or relation of each tensor, and whether it holds the edges of a relation.
+            Instead of a type, the number of rows that every batch has, such as those of the seeds.
             For a batch of graphs, the kind of its rows.
         seeds: Type of the seeds and their number, if a batch with types among the arguments has them.
         addresses: Without a batch, memory of each tensor, and the count of writes of ids.
@@ -74,6 +76,8 @@ def name_rows(place: int, role: str) -> str:
 
 # Stand in a nest for a tensor, for the nodes or edges of each hop, and for the number of nodes or graphs.
 _TENSOR, _HOPS, _COUNT = "tensor", "hops", "count"
+# For columns of a table, of a class that holds their values side by side.
+_COLUMNS = "columns"
 _A_TENSOR = (_TENSOR,)
 # Arguments that hold the number of graphs if they are equal to it.
 _COUNTS = frozenset(("batch_size", "num_graphs", "size", "dim_size"))
@@ -115,6 +119,13 @@ def fill_in(nest: Any, tensors: Iterator[Tensor], sizes: Any = None) -> Any:
             for name, part in zip(names, parts, strict=True):
                 store[name] = fill_in(part, tensors, sizes)
         return data
+    if kind is TensorFrame:
+        key, columns, *parts = rest
+        found, labels = (fill_in(part, tensors, sizes) for part in parts)
+        return TensorFrame(found, {kind: list(names) for kind, names in columns}, labels, sum(sizes.find(key)))
+    if kind is _COLUMNS:
+        make, key, num_cols, *parts = rest
+        return make(sum(sizes.find(key)), num_cols, *[fill_in(part, tensors, sizes) for part in parts])
     if kind is Batch:
         batch = Batch(_base_cls=Data)
         for name in rest[0]:
@@ -249,6 +260,8 @@ def _flatten(nest: Any) -> list[Any]:
 _NEST = object()
 
 
+# Classes of attributes of nodes or edges.
+_ROWS = frozenset((list, tuple, TensorFrame, *TENSORS))
 # Classes of arguments for a sampled batch without types.
 _PARTS = SETTINGS | {Tensor, list, tuple}
 
@@ -352,12 +365,13 @@ class _SampleReader(_Reader):
 
     Args:
         pairs: Edges by relation, of those that are known to be sorted.
+        seeds: Type of the seeds, which may have attributes of their own, and their number.
     """
 
-    def __init__(self, sizes: Sizes, device: torch.device, pairs: Mapping[Relation, Tensor] = MappingProxyType({})
-                 ) -> None:  # fmt: skip
+    def __init__(self, sizes: Sizes, device: torch.device, pairs: Mapping[Relation, Tensor] = MappingProxyType({}),
+                 seeds: tuple[str, int] | None = None) -> None:  # fmt: skip
         super().__init__(sizes, device)
-        self._pairs = dict(pairs)
+        self._pairs, self._seeds = dict(pairs), seeds
 
     def _find_key(self, name: Any, key: Any) -> Any:
         return name if name in self._sizes.nodes or name in self._sizes.edges else key
@@ -366,6 +380,8 @@ class _SampleReader(_Reader):
         kind = type(value)
         if kind is HeteroData:
             return kind, tuple(self._read_store(name, store) for name, store in _list_stores(value))
+        if kind is TensorFrame and key is not None:
+            return self._read_frame(value, key)
         if (kind in (list, tuple) and key is not None and all(type(item) is int for item in value)
                 and tuple(value) == self._sizes.find(key)):  # fmt: skip
             return _HOPS, key, kind
@@ -376,7 +392,7 @@ class _SampleReader(_Reader):
         for name, value in mapping.items():
             if key is not None and name == "num_nodes":
                 part: Any = (_COUNT, key)
-            elif type(value) in SETTINGS or (key is not None and type(value) in (list, tuple, *TENSORS)):
+            elif type(value) in SETTINGS or (key is not None and type(value) in _ROWS):
                 part = self.read(value, key)
             else:
                 part = None
@@ -385,13 +401,34 @@ class _SampleReader(_Reader):
                 parts.append(part)
         return key, tuple(names), tuple(parts)
 
+    def _read_frame(self, frame: Any, key: Any) -> Any:
+        parts = []
+        for columns in frame.feat_dict.values():
+            if isinstance(columns, Tensor):
+                parts.append(self.read(columns, key))
+                continue
+            values, offset = (getattr(columns, name, None) for name in ("values", "offset"))
+            # Other classes have a varying number of values in each row.
+            if not (isinstance(values, Tensor) and isinstance(offset, Tensor) and values.dim() == 2
+                    and offset.numel() == columns.num_cols + 1):  # fmt: skip
+                return None
+            pair = self.read(values, key), self.read(offset, offset.numel())
+            parts.append(None if None in pair else (_COLUMNS, type(columns), key, columns.num_cols, *pair))
+        labels = self.read(frame.y, key)
+        if None in parts or labels is None:
+            return None
+        names = tuple((kind, tuple(own)) for kind, own in frame.col_names_dict.items())
+        return TensorFrame, key, names, (dict, tuple(parts), tuple(frame.feat_dict)), labels
+
     def take(self, tensor: Tensor, key: Any) -> bool:
         if key is None or self._is_other(tensor):
             return False
         count = sum(self._sizes.find(key))
         is_edges = key in self._sizes.edges and tensor.shape == (2, count) and not tensor.is_floating_point()
         if not is_edges and tensor.shape[0] != count:
-            return False
+            if (key, tensor.shape[0]) != self._seeds:
+                return False
+            key = tensor.shape[0]
         if is_edges and self._pairs.get(key) is not tensor:
             # A relation has one place.
             if key in self._pairs or (count > 0 and find_batch(tensor) is None):
@@ -433,7 +470,7 @@ def _read_types(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state
     device = _find_device(batches[0] if batches else values)
     if device is None or not _can_record(device):
         return None
-    reader = _SampleReader(sizes, device)
+    reader = _SampleReader(sizes, device, seeds=seeds)
     nest = reader.read((args, kwargs))
     if nest is None or not any(is_edges for _, is_edges in reader.roles):
         return None

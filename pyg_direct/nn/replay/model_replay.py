@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch_geometric.nn import HeteroConv, MessagePassing
@@ -21,6 +22,7 @@ from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.batch_passes import GraphPasses, PaddedPasses
 from pyg_direct.nn.replay.guards import Outside, State
+from pyg_direct.nn.replay.host_reads import OtherAnswersError
 from pyg_direct.nn.replay.model_call import Call, read_call
 from pyg_direct.nn.replay.padded_batch import GraphSizes
 from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules, WholePasses
@@ -35,6 +37,12 @@ _MISSES = 4
 _MOST_PATIENCE = 6
 # Consecutive calls of different kinds, after which no kind is expected to repeat.
 _CHANGES = 32
+# Recordings for batches of several kinds, or for several passes before their backward, as for both ends of links.
+_MOST_KINDS = 4
+# A replay that would read other numbers on the host is worth as many that do not. Beyond the most of them, or after so
+# many recordings, others are awaited, or none.
+_COST, _MOST_COST, _MOST_DROPPED = 4, 32, 6
+_CHANGING = "numbers that forward reads on the host change again and again"
 # Replay of `accelerate` and `run` if the caller does not choose.
 _BY_DEFAULT = True
 # Backward of a replayed pass runs in the thread that calls it: handing it to torch's thread of the GPU and back takes
@@ -45,12 +53,13 @@ _SPREAD = (DataParallel, DistributedDataParallel, FullyShardedDataParallel)
 
 
 class _Calls:
-    """Calls of one kind so far: the largest batch, and tensors that do not come back."""
+    """Calls of one kind so far: the largest batch, a row of each of its tensors, and tensors that do not come back."""
 
     def __init__(self, kind: tuple[Any, ...]) -> None:
         self.kind, self.times = kind, 0
         # `Sizes` or `GraphSizes`.
         self.largest: Any = None
+        self.rows: dict[int, Tensor] = {}
         self._addresses: tuple[Any, ...] = ()
         self.moving: frozenset[int] = frozenset()
 
@@ -58,6 +67,9 @@ class _Calls:
         self.times += 1
         if call.sizes is not None:
             self.largest = call.sizes if self.largest is None else self.largest.join(call.sizes)
+            for place, tensor in enumerate(call.tensors):
+                if place not in self.rows and len(tensor) > 0:
+                    self.rows[place] = tensor[:1].detach().clone()
             return
         if self._addresses:
             self.moving |= {place for place, pair in enumerate(zip(self._addresses, call.addresses, strict=True))
@@ -87,6 +99,20 @@ class _Passes:
         self._changes = self._missed = 0
         # Recordings, and by how many bits more calls are wanted before the next one.
         self._times = self._patience = 0
+        # Replays that would read other numbers, and recordings that were given up for them.
+        self._cost = self._dropped = 0
+
+    def serves(self, call: Call) -> bool:
+        """Report whether a call is of the kind that is recorded or awaited, and no backward of it is."""
+        if self.recording is None:
+            return self._next is None or call.kind == self._next.kind
+        assert self._calls is not None, "recorded with them"
+        return call.kind == self._calls.kind and not self.recording.is_busy()
+
+    def has_state(self, call: Call) -> bool:
+        """Report whether the last calls were made in the same state of the model."""
+        calls = self._calls if self.recording is not None else self._next
+        return calls is not None and calls.kind[-1] is call.kind[-1]
 
     def find(self, call: Call) -> RecordedPasses | None:
         """Return the recording, filled with the arguments of a call; None if it cannot serve them."""
@@ -97,6 +123,24 @@ class _Passes:
             return None
         self._next, self._missed, self._changes = None, 0, 0
         return recording
+
+    def note_replay(self) -> None:
+        """Learn that a replay was right."""
+        self._cost = max(self._cost - 1, 0)
+
+    def note_difference(self) -> str | None:
+        """Learn that a replay would have read other numbers on the host; return why passes cannot be replayed."""
+        self._cost += _COST
+        if self._cost > _MOST_COST:
+            self.give_up()
+            self._cost, self._dropped = 0, self._dropped + 1
+        return None if self._dropped < _MOST_DROPPED else _CHANGING
+
+    def give_up(self) -> None:
+        """Forget the recording, once the GPU no longer reads its memory."""
+        if self.recording is not None:
+            self.recording.wait()
+        self.recording = None
 
     def note(self, model: Any, call: Call) -> str | None:
         """Learn from an ordinary pass, and record once enough are known; return why passes cannot be replayed."""
@@ -127,17 +171,15 @@ class _Passes:
             return describe(error)
 
     def _record(self, model: Any, call: Call, calls: _Calls) -> str | None:
-        # The memory of an earlier one serves the next, once it is no longer read.
-        if self.recording is not None:
-            self.recording.wait()
-        self.recording = None
+        # The memory of an earlier one serves the next.
+        self.give_up()
         made: Any
         if call.sizes is None:
             made = WholePasses(model, self._rules, call, calls.moving)
         elif isinstance(call.sizes, GraphSizes):
             made = GraphPasses(model, self._rules, call, calls.largest)
         else:
-            made = PaddedPasses(model, self._rules, call, calls.largest)
+            made = PaddedPasses(model, self._rules, call, calls.largest, calls.rows)
         # A small batch leaves more padding than fits; the next may not.
         if not made.fill(call):
             return None
@@ -169,8 +211,8 @@ class Replay:
         self._is_strict = is_strict
         self._thread: int | None = None
         self._outside: Outside | None = None
-        # By: with a gradient, in training.
-        self._passes: dict[tuple[bool, bool], _Passes] = {}
+        # By: with a gradient, in training. Behind the first, those of other kinds, or before a backward.
+        self._passes: dict[tuple[bool, bool], list[_Passes]] = {}
         # Setting of autograd's threads before the first replay.
         self._spread_before: bool | None = None
 
@@ -192,42 +234,50 @@ class Replay:
                 or _is_recording()):  # fmt: skip
             self.ordinary += 1
             return plain(model, *args, **kwargs)
-        passes = self._find_passes(model, is_graded, is_trained)
-        call = None if passes is None else read_call(model, args, kwargs, passes.state)
-        if passes is not None and call is not None and (self._is_strict or call.sizes is not None):
+        group = self._find_group(model, is_graded, is_trained)
+        call = read_call(model, args, kwargs, group[0].state) if group else None
+        if call is not None and (self._is_strict or call.sizes is not None):
+            passes = _choose(group, call)
             recording = passes.find(call)
             if recording is not None:
-                self.replayed += 1
-                Replay.total += 1
                 if is_graded and self._spread_before is None:
                     self._spread_before = torch._C._is_multithreading_enabled()
                     torch.autograd.set_multithreading_enabled(not _IN_ONE_THREAD and self._spread_before)
-                return recording.replay(call)
-            with ordinary_passes:
-                reason = passes.note(model, call)
+                try:
+                    found = recording.replay(call)
+                except OtherAnswersError:
+                    reason = passes.note_difference()
+                else:
+                    passes.note_replay()
+                    self.replayed += 1
+                    Replay.total += 1
+                    return found
+            else:
+                with ordinary_passes:
+                    reason = passes.note(model, call)
             if reason is not None:
                 self._refuse(reason)
         self.ordinary += 1
         return plain(model, *args, **kwargs)
 
-    def _find_passes(self, model: Any, is_graded: bool, is_trained: bool) -> _Passes | None:
-        """Return the passes of a kind; None if none can be replayed."""
+    def _find_group(self, model: Any, is_graded: bool, is_trained: bool) -> list[_Passes]:
+        """Return the passes with a gradient or without, in training or not; none if none can be replayed."""
         thread = threading.get_ident()
         if self._thread not in (None, thread):
             self._refuse("the model is called in several threads")
-            return None
+            return []
         self._thread = thread
-        passes = self._passes.get((is_graded, is_trained))
-        if passes is not None:
-            return passes
+        group = self._passes.get((is_graded, is_trained))
+        if group is not None:
+            return group
         if self._outside is None:
             self._outside = Outside(model)
             if self._is_strict and self._outside.reason is not None:
                 self._refuse(self._outside.reason)
-                return None
-        passes = _Passes(Rules(is_graded, self._is_strict), State(self._outside))
-        self._passes[is_graded, is_trained] = passes
-        return passes
+                return []
+        group = [_Passes(Rules(is_graded, self._is_strict), State(self._outside))]
+        self._passes[is_graded, is_trained] = group
+        return group
 
     def release(self) -> None:
         """Restore the threads of backward."""
@@ -236,13 +286,32 @@ class Replay:
 
     def _refuse(self, reason: str) -> None:
         self.reason = reason
-        for passes in self._passes.values():
-            passes.recording = None
+        for group in self._passes.values():
+            group[0].recording = None
+            del group[1:]
         said = f"passes of the model are not replayed as CUDA graphs: {reason}"
         if self._is_strict:
             announce(said)
         else:
             warn(said, RuntimeWarning)
+
+
+def _choose(group: list[_Passes], call: Call) -> _Passes:
+    """Return the passes that serve a call: others for another kind of batches, or while a backward is awaited."""
+    first = group[0]
+    found = next((passes for passes in group if passes.serves(call)), None)
+    if found is not None:
+        return found
+    if not first.has_state(call):
+        # Those of the state before do not come back.
+        for passes in group[1:]:
+            passes.give_up()
+        del group[1:]
+    elif call.sizes is not None and len(group) < _MOST_KINDS:
+        group.append(_Passes(first._rules, first.state))
+    else:
+        return first
+    return group[-1]
 
 
 class _OrdinaryPasses(threading.local):

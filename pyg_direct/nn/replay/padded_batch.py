@@ -52,7 +52,9 @@ class Sizes(NamedTuple):
     edges: dict[Relation, Counts]
 
     def find(self, key: Any) -> Counts:
-        """Return the nodes of a type, or the edges of a relation, in each hop."""
+        """Return the nodes of a type, or the edges of a relation, in each hop; a number of rows stands for itself."""
+        if type(key) is int:
+            return (key,)
         counts = self.nodes.get(key)
         return self.edges[key] if counts is None else counts
 

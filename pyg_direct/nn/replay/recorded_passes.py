@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import compress, pairwise
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from torch_geometric.nn import HeteroConv, HGTConv
 from pyg_direct.errors import describe
 from pyg_direct.nn.hetero.unread_rows import RowsOfPass
 from pyg_direct.nn.replay.guards import ForeignReads, Traces, left_as_it_was, list_tensors, read_version
+from pyg_direct.nn.replay.host_reads import HostReads, MaskedFills, OtherAnswersError
 from pyg_direct.nn.replay.model_call import Call, fill_in, take_tensors
 from pyg_direct.nn.whole_graphs import GraphKeeper
 from pyg_direct.runtime.cuda.device import free_bytes
@@ -143,6 +144,9 @@ class RecordedPasses:
         # Types and rows of layers that the passes leave out, and leaves whose gradient is zero without these.
         self._rows: RowsOfPass | None = None
         self._zeroed: list[bool] = []
+        # Made again with the places. Then, buffers that forward writes.
+        self._reads = HostReads(device, None)
+        self._written: list[Tensor] = []
 
     # What a subclass has.
 
@@ -231,8 +235,12 @@ class RecordedPasses:
             if foreign is not None:
                 return foreign
             traces = Traces(model, self._list_given())
+            # Not before, as the first pass checks edges.
+            self._reads.is_needed = True
+            versions = [(part, part._version) for part in model.buffers()]
             # Also results that depend on the model's arguments, which are others here.
             reason = find_wait(self._run, Exception) or traces.find() or self._find_misfit() or self._find_return()
+            self._written = [part for part, version in versions if part._version != version]
             if reason is None:
                 self._rows = self._find_rows(model)
                 reason = self._find_difference(model, call)
@@ -322,16 +330,21 @@ class RecordedPasses:
 
     def _run(self) -> None:
         if not self._rules.is_graded:
-            with torch.no_grad():
+            with torch.no_grad(), self._answered():
                 made = self._compute()
         elif self._is_trial and torch.is_grad_enabled():
             self._saved = set()
-            with torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda kept: kept):
+            with torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda kept: kept), self._answered():
                 made = self._compute()
         else:
-            made = self._compute()
+            with self._answered():
+                made = self._compute()
         self._made = []
         self._nest = take_tensors(made, self._made)
+
+    def _answered(self) -> AbstractContextManager[Any]:
+        """Return a block for a forward pass whose reads on the host are learned, or answered."""
+        return self._reads if self._reads.is_needed else nullcontext()
 
     def _note_saved(self, tensor: Tensor) -> Tensor:
         if tensor.layout is torch.strided:
@@ -372,7 +385,8 @@ class RecordedPasses:
         """Run backward from the results of the last `_run`."""
         made = [self._made[place] for place in self._graded]
         # As without a caller's autocast, which is how a loop runs backward.
-        with torch.autocast(self._device.type, enabled=False):
+        fills = MaskedFills() if self._reads.fills else nullcontext()
+        with torch.autocast(self._device.type, enabled=False), fills:
             found = torch.autograd.grad(made, self._leaves, self._grads, allow_unused=True)
         if any(self._zeroed):
             # Autograd would lead there through memory that relations share, such as rows of all types.
@@ -387,13 +401,17 @@ class RecordedPasses:
             self._flat, self._gradients = torch.cat([part.reshape(-1) for part in dense]), []
 
     def replay(self, call: Call) -> Any:
-        """Return the result of the model for the copied arguments."""
+        """Return the result of the model for the copied arguments.
+
+        Raises:
+            OtherAnswersError: forward would read other numbers on the host; the model is as before.
+        """
         if self._rules.is_graded:
             learning = compress(self._list_learning(call), self._reached[len(self._parameters) :])
             # Bypass the `torch.func` support of `Function.apply`; its transforms do not come here.
             outs = super(Function, _Replayed).apply(self, call, *self._reached_parameters, *learning)  # type: ignore[misc]
         else:
-            self._graphs[0].replay()
+            self._launch(None)
             outs = self.cut(self._outs, call)
         return fill_in(self._nest, iter(outs))
 
@@ -404,9 +422,25 @@ class RecordedPasses:
     def go_forth(self, call: Call) -> tuple[list[Tensor], _Turn]:
         """Return results of a pass in new memory."""
         turn = _Turn(self._device, list(map(read_version, self._parameters)))
-        self._graphs[0].replay()
+        self._launch(turn)
         self._turn = weakref.ref(turn)
         return self.cut(self._outs, call), turn
+
+    def _launch(self, turn: _Turn | None) -> None:
+        """Replay forward."""
+        if not self._reads.answers:
+            self._graphs[0].replay()
+            return
+        turn = turn or _Turn(self._device, [])
+        before = [part.clone() for part in self._written]
+        self._reads.expect()
+        self._graphs[0].replay()
+        if self._reads.differ():
+            turn.draw_again()
+            for part, value in zip(self._written, before, strict=True):
+                # Not counted as a write: a pass may have kept the buffer for its backward.
+                part.data.copy_(value)
+            raise OtherAnswersError
 
     def go_back(self, turn: _Turn, grads: Sequence[Tensor | None], call: Call) -> Sequence[Tensor | None]:
         """Return gradients of the parameters and arguments that have one, in new memory."""

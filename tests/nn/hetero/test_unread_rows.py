@@ -103,7 +103,7 @@ def compare(model, graph):
         if found is not None:
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     assert replay.replayed == 9
-    return replay._passes[True, True].recording._rows
+    return replay._passes[True, True][0].recording._rows
 
 
 def list_zero_filled(tapes):

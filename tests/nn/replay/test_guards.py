@@ -16,7 +16,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.replay import batch_passes, guards, model_call, model_replay as replayed, recorded_passes
 from pyg_direct.nn.replay.guards import remember_forms
 from tests.nn.convolutions import assert_near
-from tests.nn.replays import find_gradients, make_graph, make_loader, run_whole
+from tests.nn.replays import find_gradients, make_graph, make_loader, read_for_model, run_whole
 from tests.nn.tape import TapeRecorder
 
 WARM = 12
@@ -33,6 +33,7 @@ def _guard(request, monkeypatch):
 def _tapes(monkeypatch):
     monkeypatch.setattr(batch_passes, "_MARGIN", 0.15)
     monkeypatch.setattr(recorded_passes, "Recorder", TapeRecorder)
+    read_for_model(monkeypatch)
     monkeypatch.setattr(model_call, "_can_record", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)

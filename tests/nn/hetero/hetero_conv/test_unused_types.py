@@ -102,7 +102,7 @@ def compare(model, given):
 def list_unused(replay):
     """List the unused types of the calls, in the recordings of steps and of evaluations."""
     found = []
-    for passes in replay._passes.values():
+    for (passes,) in replay._passes.values():
         types = passes.recording._rows
         found.append(None if types is None else [sorted(types._unused.get(call, ())) for call in range(2)])
     return found
@@ -147,7 +147,7 @@ def test_attention_leaves_out_types_and_keeps_their_gradients_of_zero(counts, gi
     assert [types[0] for types in list_unused(replay)] == [["a", "c"]] * 2
     assert all(few < many for (_, few), (_, many) in zip(pruned, counts, strict=True))
     # Rows of all types lie in one tensor.
-    steps = replay._passes[True, True].recording
+    steps = replay._passes[True, True][0].recording
     assert any(steps._zeroed)
 
 

@@ -448,7 +448,7 @@ def test_memory_goes_with_the_model(graph, device, batches):
     accelerate(model, replay=True)
     record(model, batches)
     died = []
-    weakref.finalize(model._replay._passes[True, True].recording, died.append, 1)
+    weakref.finalize(model._replay._passes[True, True][0].recording, died.append, 1)
     del model
     gc.collect()
 

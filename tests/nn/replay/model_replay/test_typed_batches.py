@@ -277,6 +277,21 @@ def test_the_last_batch_of_an_epoch_is_served_in_either_way(device, data):
     assert replay.replayed >= 12
 
 
+class OfSeeds(OfBatch):
+    def forward(self, batch):
+        return super().forward(batch) + batch["paper"].input_id.unsqueeze(1)
+
+
+def test_rows_of_the_seeds_are_given_as_they_are(device, data):
+    batches = list_batches(data, device)
+    ordinary, model, replay = make_pair(lambda data: OfSeeds(data, sage), call_batch, data, device, batches[0])
+
+    for batch in batches:
+        assert_near(find_gradients(model, call_batch, batch), find_gradients(ordinary, call_batch, batch))
+
+    assert replay.replayed >= 12
+
+
 class Mean(Layers):
     def forward(self, x, edges):
         out = super().forward(x, edges)
@@ -285,7 +300,7 @@ class Mean(Layers):
 
 class Attribute(OfBatch):
     def forward(self, batch):
-        return super().forward(batch) + batch["paper"].input_id.sum()
+        return super().forward(batch) + batch["paper"].limits.sum()
 
 
 class Pooled(Layers):
@@ -295,11 +310,13 @@ class Pooled(Layers):
 
 @pytest.mark.parametrize(("kind", "call", "reason"), [
     (Mean, call_dicts, "rows of nodes depend on nodes that are not their neighbors"),
-    (Attribute, call_batch, "input_id"),
+    (Attribute, call_batch, "limits"),
     (Pooled, call_dicts, "the model gives 4 rows, which are not those of the nodes of a type in some hops"),
 ])  # fmt: skip
 def test_models_that_read_other_values_are_refused(device, data, kind, call, reason):
     batches = list_batches(data, device, 4)
+    for batch in batches:
+        batch["paper"].limits = torch.ones(3, dtype=torch.float64, device=device)
     ordinary, model, replay = make_pair(lambda data: kind(data, sage), call, data, device, batches[0])
 
     for batch in batches:

@@ -198,7 +198,7 @@ def test_loops_train_as_before(device, name):
     torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(found[1][-1], expected[1][-1], rtol=1e-6, atol=1e-8)
     assert replay.reason is None
-    assert replay._passes[True, True].recording is not None
+    assert replay._passes[True, True][0].recording is not None
 
 
 def test_autocast_with_a_scaler(device, graph):
@@ -453,6 +453,23 @@ class Counts(Program):
         return super().forward(x, edge_index)
 
 
+class Assigns(Program):
+    def forward(self, x, edge_index):
+        x = x.clone()
+        x[x < 0] = 0
+        return super().forward(x, edge_index)
+
+
+def test_numbers_that_a_model_assigns_are_no_tensors_of_others(device, graph):
+    model = Assigns(0.0).double().to(device)
+    replay = accelerate(model, replay="auto").replay
+    for _ in range(12):
+        model(graph.x, graph.edge_index)
+
+    assert replay.reason is None
+    assert replay.replayed > 0
+
+
 @pytest.mark.parametrize(("kind", "reason"), [
     (ReadsTable, r"forward reads a tensor of shape \(5,\) that is neither an argument nor held by the model"),
     (Prints, "forward calls print"),
@@ -587,7 +604,7 @@ def test_graphs_that_take_turns_are_recorded_ever_more_seldom(device, graph):
     for turn in range(8):
         found = [evaluate(model, graphs[turn % 2]) for _ in range(10)]
         torch.testing.assert_close(found[-1], evaluate(ordinary, graphs[turn % 2]), rtol=1e-6, atol=1e-8)
-        recorded.append(replay._passes[False, False].recording)
+        recorded.append(replay._passes[False, False][0].recording)
 
     assert replay.reason is None
     assert len(set(recorded)) == 2
