@@ -283,7 +283,8 @@ class OfSeeds(OfBatch):
 
 
 def test_rows_of_the_seeds_are_given_as_they_are(device, data):
-    batches = list_batches(data, device)
+    # As a program moves what the loader leaves on the host.
+    batches = [batch.to(device) for batch in list_batches(data, device)]
     ordinary, model, replay = make_pair(lambda data: OfSeeds(data, sage), call_batch, data, device, batches[0])
 
     for batch in batches:
